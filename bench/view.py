@@ -24,8 +24,7 @@ from tests.browser.chromium import REMEDY, find_executable, start_chromium
 from tests.browser.page import Page
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout, Span, StopReason
-from trainer.storage.blobs import BlobFolder
-from trainer.storage.rollout_line import dump_rollout
+from trainer.storage.rollout_line import BlobFolder, dump_rollout
 from trainer.storage.run_files import dump_metrics as dump_metrics
 
 GROUPS, SIBLINGS, TURNS, TOKENS = 32, 8, 5, 2000

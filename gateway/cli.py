@@ -14,7 +14,7 @@ import typer
 
 from gateway.errors import GatewayError, unwrap_error
 from gateway.plugin_commands import PluginGroup, load_commands
-from gateway.process_exit import run_and_exit
+from gateway.process_exit import exit_despite_threads
 from gateway.version import print_version
 
 if TYPE_CHECKING:
@@ -291,7 +291,8 @@ def _configure_logging(
 
 def main() -> None:
     """The entry point of `mtrl-gateway`."""
-    run_and_exit(app)
+    with exit_despite_threads():
+        app()
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Plugin:
     sandboxes: Mapping[str, str] = field(default_factory=dict)
     """Providers of sandboxes: key in `sandbox:` -> a `gateway.sandbox.provider.ProviderSettings`."""
     examples: Mapping[str, str] = field(default_factory=dict)
-    """Names for `model` and `data` that are no files: name -> a `trainer.data.examples.Example`."""
+    """Names for `model` and `data` that are no files: name -> a `trainer.data.tasks.Example`."""
     jobs: Path | None = None
     """A folder of run files that can be named without their path."""
     steppers: tuple[str, ...] = ()

@@ -7,16 +7,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 JOIN_TIMEOUT_S = 1.0
 """Time for threads that are about to end by themselves."""
 
 
-def run_and_exit(command: Callable[[], object]) -> None:
-    """Runs a command that ends with SystemExit; the interpreter alone would wait for all non-daemon threads."""
+@contextmanager
+def exit_despite_threads() -> Iterator[None]:
+    """Around a command that ends with SystemExit; the interpreter alone would wait for all non-daemon threads."""
     try:
-        command()
+        yield
     except SystemExit as end:
         if _has_blocking_thread():
             for stream in (sys.stdout, sys.stderr):

@@ -147,7 +147,7 @@ LAYERS = (
     ("rollout.run_part",),
     ("rollout.settings",),
     ("rollout.steppers", "data"),
-    ("rollout.ledger_builder", "rollout.call_limit", "rollout.instructions", "rollout.observer"),
+    ("rollout.ledger_builder", "rollout.observer"),
     ("rollout.loop",),
     ("rollout", "view", "reward"),
     ("setup", "engines", "model", "weight_files", "algorithms"),
@@ -297,3 +297,50 @@ def imported_for(module: str, arguments: list[str], names: tuple[str, ...]) -> l
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     found: list[str] = ast.literal_eval(done.stdout.splitlines()[-1])
     return found
+
+
+MAX_HOPS = 7
+"""Functions of ours from the command to the optimizer: `main`, the command `train`, `start.train`, `TrainLoop.run`,
+`WorkerThread.run` to the thread, and there `PolicyUpdater.train_step` and `Policy.step`."""
+COUNT_HOPS = """
+import sys, threading, traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+ROOT = Path({root!r})
+PACKAGES = {{ROOT / name for name in ("gateway", "mtrl_plugins", "trainer")}}
+submit, step, callers = ThreadPoolExecutor.submit, torch.optim.AdamW.step, {{}}
+
+def own_frames():
+    places = [(Path(frame.filename), frame.name) for frame in traceback.extract_stack()]
+    return [f"{{file.relative_to(ROOT)}}:{{name}}" for file, name in places if PACKAGES & {{*file.parents}}]
+
+def submit_followed(pool, function, *arguments):
+    above = own_frames()
+    def run():
+        callers[threading.get_ident()] = above
+        return function(*arguments)
+    return submit(pool, run)
+
+def step_counted(optimizer, *arguments):
+    print("HOPS", *callers.get(threading.get_ident(), []), *own_frames())
+    return step(optimizer, *arguments)
+
+ThreadPoolExecutor.submit, torch.optim.AdamW.step = submit_followed, step_counted
+from trainer.cli import main
+main()
+"""
+
+
+def test_command_reaches_the_optimizer_in_few_functions(tmp_path: Path) -> None:
+    code = COUNT_HOPS.format(root=str(ROOT))
+    words = ["--steps", "1", "--out", "run", "--seed", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True
+    )
+    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("HOPS")]
+    hops = next(hops for hops in found if hops[-1] == "trainer/policy/policy.py:step")
+    assert hops[0] == "trainer/cli/__init__.py:main"
+    assert len(hops) <= MAX_HOPS, hops

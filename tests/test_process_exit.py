@@ -15,8 +15,9 @@ SHORT_THREAD = "threading.Thread(target=time.sleep, args=(0.05,)).start()"
 @pytest.mark.parametrize(("says", "code"), [("3", 3), ("None", 0), ("'a reason'", 1)])
 def test_command_exits_with_its_code_and_output_despite_running_threads(thread: str, says: str, code: int) -> None:
     script = (
-        "import sys, threading, time\nfrom gateway.process_exit import run_and_exit\n"
-        f"def command():\n    {thread}\n    print('said', end='')\n    sys.exit({says})\nrun_and_exit(command)\n"
+        "import sys, threading, time\nfrom gateway.process_exit import exit_despite_threads\n"
+        f"def command():\n    {thread}\n    print('said', end='')\n    sys.exit({says})\n"
+        "with exit_despite_threads():\n    command()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (code, "said")

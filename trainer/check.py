@@ -17,7 +17,7 @@ from trainer.data.tasks import INTERACTION_PREFIX
 from trainer.data.tasks import check_task_names as check_rows
 from trainer.finding import Finding, Grade, print_finding
 from trainer.ledger import Author, Entry, Ledger, Message
-from trainer.rollout.instructions import add_instructions
+from trainer.rollout.loop import add_instructions
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import BaseRolloutSettings, RolloutSettings
 from trainer.rollout.task import Task
@@ -119,9 +119,9 @@ def _flatten_errors(error: ConfigError) -> Iterator[ConfigError]:
 
 def _load_template(settings: RolloutSettings, gateway: AnyGateway) -> tuple[Template | None, list[Finding]]:
     """The model's chat template, unless the model cannot be used, and what its weight files say."""
-    from trainer.policy.errors import PolicyError
-    from trainer.policy.meta_model import load_meta_model
-    from trainer.policy.stored_weights import require_matching_weights
+    from trainer.policy.export_model import require_matching_weights
+    from trainer.policy.memory_parts import load_meta_model
+    from trainer.policy.settings import PolicyError
     from trainer.template import TemplateError
 
     try:
@@ -170,8 +170,8 @@ def describe_images(template: Template) -> str:
 
 
 def _check_memory(settings: RolloutSettings) -> Iterator[Finding]:
-    from trainer.policy.errors import PolicyError
     from trainer.policy.memory_plan import plan_memory
+    from trainer.policy.settings import PolicyError
 
     try:
         planned = plan_memory(settings, settings.model)

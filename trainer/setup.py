@@ -18,8 +18,7 @@ from gateway.plugins import installed_plugins, load_name
 from gateway.session import AnyGateway
 from gateway.tool_table import Source
 from gateway.types import ToolSpec
-from trainer.data.examples import example_names, load_example
-from trainer.data.tasks import RowTasks, load_rows
+from trainer.data.tasks import RowTasks, example_names, load_example, load_rows
 from trainer.engine.base import Sampling
 from trainer.load_plugin import load_plugin
 from trainer.parse.plain import PlainText

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from threading import Thread
 from typing import Self, TypeVar
 
@@ -31,15 +32,10 @@ class WorkerThread:
     async def run(self, function: Callable[[], Result], on_cancel: Callable[[], None] = lambda: None) -> Result:
         """Runs the function. `on_cancel` is called once the caller is cancelled, and may let the function end early."""
         await checkpoint_if_cancelled()
-        done, token, context = anyio.Event(), current_token(), copy_context()
-
-        def work() -> Result:
-            try:
-                return context.run(function)
-            finally:
-                from_thread.run_sync(done.set, token=token)
-
-        result = self._pool.submit(work)
+        done = anyio.Event()
+        result = self._pool.submit(copy_context().run, function)
+        notify = partial(from_thread.run_sync, done.set, token=current_token())
+        self._pool.submit(notify)  # Runs after the function, since there is one thread.
         await _wait_until_done(done, on_cancel)
         return result.result()
 

@@ -34,9 +34,8 @@ from mtrl_plugins.agents.turn_tree import Continuation, LedgerPrefixes, PolicyTu
 from trainer.engine.base import EngineError, Generation, OnIds, Sampling
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.parse.base import Reply
-from trainer.rollout.instructions import add_instructions, find_offered
 from trainer.rollout.ledger_builder import make_policy_entry
-from trainer.rollout.loop import RolloutRunner, Slot
+from trainer.rollout.loop import RolloutRunner, Slot, add_instructions, find_offered
 from trainer.rollout.rollout import StopReason
 from trainer.template import Template
 from trainer.template.errors import TemplateError

@@ -91,7 +91,7 @@ def _agent_settings(agent: AgentSettings | None, host: str | None, port: int | N
 
 def _find_model(name: str, seed: int) -> Path:
     """A model's folder: that of a demo, which may have to be built, or of a run's latest checkpoint."""
-    from trainer.data.examples import example_names, load_example
+    from trainer.data.tasks import example_names, load_example
     from trainer.model import require_whole_model
     from trainer.train.settings import TrainSettings
 

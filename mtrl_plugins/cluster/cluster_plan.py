@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from gateway.disk_errors import write_atomically
 from gateway.errors import ConfigError
 from mtrl_plugins.workers.settings import WorkerSettings
-from trainer.data.examples import example_names
+from trainer.data.tasks import example_names
 from trainer.engines import PIPELINE_PARALLEL_FLAGS, TENSOR_PARALLEL_FLAGS, has_vision, read_flag
 from trainer.storage.run_files import LOGS_FOLDER
 from trainer.train.settings import TrainSettings

@@ -26,7 +26,7 @@ from mtrl_plugins.cluster.cluster_plan import (
     check_text,
 )
 from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
-from trainer.distributed.exit_code import NOT_AGAIN
+from trainer.distributed.rank_environment import NOT_AGAIN
 
 Manifest = Mapping[str, Any]
 

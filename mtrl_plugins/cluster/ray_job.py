@@ -47,7 +47,7 @@ def _make_job(settings: TrainSettings, folder: Path, options: TrainOptions, clus
     from mtrl_plugins.cluster.node_process import PYTHON
     from mtrl_plugins.cluster.ray_launcher import RayJob
     from mtrl_plugins.workers.settings import WorkerSettings
-    from trainer.data.examples import example_names
+    from trainer.data.tasks import example_names
     from trainer.storage.run_files import LOGS_FOLDER
 
     examples, workers = example_names(), WorkerSettings.read(settings)

@@ -20,9 +20,8 @@ from urllib.request import OpenerDirector, ProxyHandler, build_opener
 from gateway.errors import ConfigError
 from mtrl_plugins.cluster.node_process import PYTHON, SGLANG_PYTHON, NodeProcess
 from mtrl_plugins.cluster.node_workers import WorkerPlace, choose_worker_place
-from trainer.distributed.exit_code import NOT_AGAIN
+from trainer.distributed.rank_environment import NOT_AGAIN, RESTARTS
 from trainer.distributed.rank_output import KEPT
-from trainer.distributed.restart_count import RESTARTS
 
 HEALTH_S = 30.0
 """A server's health endpoint may generate a token before it answers."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.errors import ConfigError
-from trainer.policy.memory_parts import MemoryPart, MemoryPlan
+from trainer.policy.memory_parts import MemoryPart, MemoryPlan, load_meta_model
 from trainer.policy.memory_plan import (
     BUCKET_BYTES,
     FLOAT_BYTES,
@@ -16,7 +16,6 @@ from trainer.policy.memory_plan import (
     plan_update_pass,
     weight_bytes,
 )
-from trainer.policy.meta_model import load_meta_model
 from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD
 from trainer.train.settings import TrainSettings
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.view.curves import CHARTS
 from trainer.view.learning_summary import REWARD_STATISTICS
+from trainer.view.plot import CHARTS
 
 
 def _chart(title: str, unit: str, scale: str = "linear", **more: Any) -> dict[str, Any]:

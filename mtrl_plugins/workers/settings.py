@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, PositiveFloat
 
-from trainer.rollout.run_part import Player, RunPart
+from trainer.rollout.run_part import PlayedJob, Player, RunPart
 
 if TYPE_CHECKING:
     from gateway.errors import ConfigError
     from trainer.engine.base import Engine
     from trainer.rollout.settings import BaseRolloutSettings
     from trainer.rollout.task import Task
-    from trainer.train.job import Job
 
 
 def _validate_address(value: str | None) -> str | None:
@@ -78,7 +77,7 @@ class WorkerSettings(RunPart):
 
     @asynccontextmanager
     async def open_player(
-        self, job: Job, engine: Engine, folder: Path, log: Callable[[str], None], *, is_last: bool
+        self, job: PlayedJob, engine: Engine, folder: Path, log: Callable[[str], None], *, is_last: bool
     ) -> AsyncIterator[Player | None]:
         """The workers; those of other machines end with the part of the run that `is_last`."""
         if not self.is_used:

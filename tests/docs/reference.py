@@ -27,8 +27,8 @@ from gateway.loop_watchdog import LoopWatchdog
 from mtrl_plugins.environments.settings import EnvironmentSettings, framework_settings
 from tests.docs.public_api import PUBLIC
 from trainer.cli import app as trainer_app
-from trainer.data.row_fields import ROW_FIELDS
-from trainer.storage.run_layout import RUN_LAYOUT
+from trainer.data.row_to_task import ROW_FIELDS
+from trainer.storage.run_files import RUN_LAYOUT
 from trainer.train.settings import TrainSettings
 from trainer.view.metrics import DESCRIPTIONS, is_repeated
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from trainer.data.examples import example_names
+from trainer.data.tasks import example_names
 from trainer.train.settings import TrainSettings
 
 JOBS = Path(__file__).parents[2] / "mtrl_plugins" / "demo" / "jobs"

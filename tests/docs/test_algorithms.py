@@ -8,9 +8,8 @@ import torch
 from tests.docs.blocks import ROOT
 from tests.docs.conftest import Follow
 from tests.docs.tables import read_table
-from trainer.algorithms.reinforce_pp import whiten
+from trainer.algorithms.named_algorithms import ALGORITHMS, whiten
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.table import ALGORITHMS
 
 PAGE = ROOT / "docs/algorithms.md"
 TOKENS = 10

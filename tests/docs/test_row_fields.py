@@ -8,9 +8,8 @@ from typing import Any
 
 from gateway.errors import ConfigErrors
 from tests.docs.reference import ROOT
-from trainer.data.row_fields import ROW_FIELDS
 from trainer.data.row_media import RowMedia
-from trainer.data.row_to_task import row_to_task
+from trainer.data.row_to_task import ROW_FIELDS, row_to_task
 from trainer.rollout.settings import ColumnSettings
 from trainer.rollout.task import KIND_COLUMN
 

@@ -17,7 +17,7 @@ from gateway.wire import spec_from_json, spec_to_json
 from tests.mcp_client.mcp_toolsets import call_tool
 from tests.mcp_client.test_protocol_versions import answer_request, everything_toolset
 from tests.mcp_server.clients import CLIENT_MODES, connect_client
-from trainer.rollout.instructions import add_instructions
+from trainer.rollout.loop import add_instructions
 
 NOTES_SERVER = str(Path(__file__).parents[1] / "mcp_client" / "notes_server.py")
 QUESTION = {"role": "user", "content": "What is noted?"}

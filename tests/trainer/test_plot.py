@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from trainer.storage.run_files import dump_metrics
-from trainer.view.curves import build_charts
-from trainer.view.plot import plot_run
+from trainer.view.plot import build_charts, plot_run
 
 STEP = {
     "reward/mean": 0.5,

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms import credit
-from trainer.algorithms.aggregate import StepTotals
 from trainer.algorithms.credit import TurnRewards, credit_turns
+from trainer.algorithms.loss import StepTotals
+from trainer.algorithms.named_algorithms import ALGORITHMS, whiten
 from trainer.algorithms.packing import BatchRow, check_rollouts_finite, count_by_segment, sum_by_segment
-from trainer.algorithms.reinforce_pp import whiten
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.table import ALGORITHMS
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 
 TokenValues = Sequence[Sequence[float]]

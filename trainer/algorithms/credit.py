@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.algorithms.named_algorithms import ALGORITHMS
 from trainer.algorithms.packing import (
     count_by_segment,
     number_segments,
@@ -24,7 +25,6 @@ from trainer.algorithms.packing import (
     token_positions,
 )
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.table import ALGORITHMS
 
 
 def outcome_credit(advantages_S: Tensor, sequence_K: Tensor) -> Tensor:

@@ -1,19 +1,128 @@
-"""The policy loss (GRPO and the other algorithms) of a micro-batch: objective, mismatch correction, KL, aggregation."""
+"""The loss of a batch: the objective's token losses, corrected for the engine's mismatch, with KL, aggregated."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trainer.algorithms import mismatch
-from trainer.algorithms.aggregate import StepTotals, aggregate_loss
-from trainer.algorithms.base import Clip, compute_log_ratio
-from trainer.algorithms.kl import estimate_kl
+from trainer.algorithms.named_algorithms import ALGORITHMS, MAX_LOG_RATIO, Clip, compute_log_ratio
 from trainer.algorithms.packing import Batch, NotFiniteError
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.table import ALGORITHMS
+from trainer.algorithms.settings import Aggregation, AlgorithmSettings, Estimator, MismatchSettings
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """What a step's loss is divided by, computed over all its micro-batches before the first backward pass."""
+
+    weight: float
+    """The weights of all trained tokens together."""
+    rollouts: int
+    """How many rollouts have a trained token. One of several ledgers counts once, however its tokens are split."""
+
+    @classmethod
+    def from_batches(cls, batches: Iterable[Batch]) -> StepTotals:
+        """The totals of batches whose sequences are rollouts of one ledger each."""
+        weight, rollouts = 0.0, 0
+        for batch in batches:
+            weight += float(batch.weights_T.double().sum())
+            rollouts += int((batch.sum_by_sequence(batch.weights_T) > 0).sum())
+        if not rollouts:
+            raise ValueError("nothing in these batches is trained: no token of the policy has a weight")
+        return cls(weight, rollouts)
+
+
+def aggregate_loss(losses_T: Tensor, batch: Batch, kind: Aggregation, totals: StepTotals, length: int = 1) -> Tensor:
+    """Computes this micro-batch's part of the step's loss; the parts of all micro-batches add up to it."""
+    weighted_T = torch.where(batch.trained_T, batch.weights_T * losses_T, 0)
+    if kind == "token":
+        return weighted_T.sum() / totals.weight
+    if kind == "constant":
+        return weighted_T.sum() / (totals.rollouts * length)
+    weight_S = batch.sum_by_sequence(batch.weights_T) if batch.rollout_weight_S is None else batch.rollout_weight_S
+    mean_S = batch.sum_by_sequence(weighted_T) / torch.where(weight_S > 0, weight_S, 1)
+    return mean_S.sum() / totals.rollouts
+
+
+def estimate_kl(logprobs_T: Tensor, batch: Batch, estimator: Estimator) -> Tensor:
+    """Estimates the KL of each trained token; 0 elsewhere."""
+    if batch.ref_logprobs_T is None:
+        raise ValueError("a KL term needs the reference policy's logprobs, and the batch has none")
+    log_T = torch.where(batch.trained_T, batch.ref_logprobs_T - logprobs_T, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if estimator == "k2":
+        return log_T**2 / 2
+    value_T = -log_T if estimator.startswith("k1") else log_T.exp() - 1 - log_T
+    if not estimator.endswith("+"):
+        return value_T
+    gradient_T = log_T**2 / 2
+    return value_T.detach() + gradient_T - gradient_T.detach()
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """How far the trainer's logprobs are from the engine's, over trained tokens that are not stale."""
+
+    mean: float
+    """The mean of |log trainer - log engine|."""
+    maximum: float
+    kl: float
+    """KL of the engine's policy from the trainer's, by k3: 0 or more, in nats per token."""
+    tokens: int
+
+    def is_within(self, bound: float) -> bool:
+        """Whether no token is further off, so that the engine's logprobs can stand for the old policy's."""
+        return self.tokens > 0 and self.maximum <= bound
+
+
+def measure_mismatch(batch: Batch) -> Mismatch:
+    """Measures the mismatch of a batch whose old logprobs are the trainer's."""
+    log = (batch.old_logprobs_T - batch.engine_logprobs_T)[batch.fresh_T].detach().double()
+    if not len(log):
+        return Mismatch(0.0, 0.0, 0.0, 0)
+    kl = (log.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() - 1 - log).mean()
+    return Mismatch(float(log.abs().mean()), float(log.abs().max()), float(kl), len(log))
+
+
+def merge_mismatches(parts: Sequence[Mismatch]) -> Mismatch:
+    """The mismatch of several batches together."""
+    tokens = sum(part.tokens for part in parts)
+    mean, kl = (sum(getattr(part, name) * part.tokens for part in parts) / max(1, tokens) for name in ("mean", "kl"))
+    return Mismatch(mean, max(part.maximum for part in parts), kl, tokens)
+
+
+def staleness_kl(logprobs_T: Tensor, batch: Batch) -> float:
+    """KL of the policy from the policies that sampled the stale tokens, by k3: 0 or more, in nats per token."""
+    if batch.stale_T is None:
+        return 0.0
+    log = (logprobs_T - batch.engine_logprobs_T)[batch.trained_T & batch.stale_T].detach().double()
+    log = log.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return float((log.exp() - 1 - log).mean()) if len(log) else 0.0
+
+
+def compute_importance_weights(batch: Batch, settings: MismatchSettings) -> Tensor:
+    """Computes the factor of each trained token's loss: 1 by default, a truncated ratio, or 0 if it is rejected.
+
+    A rejected token still counts in the step's totals, so that the other tokens do not weigh more than before.
+    """
+    weights_T = batch.trained_T.to(batch.old_logprobs_T.dtype)
+    if settings.reject:
+        ratio_T = _compute_ratio(batch, settings.reject)
+        weights_T = weights_T * ((ratio_T >= settings.low) & (ratio_T <= settings.high))
+    if settings.truncate:
+        weights_T = weights_T * _compute_ratio(batch, settings.truncate).clamp(max=settings.cap)
+    return weights_T.detach()
+
+
+def _compute_ratio(batch: Batch, level: str) -> Tensor:
+    """Trainer over engine probability: of the token, of its sequence, or its sequence's geometric mean."""
+    log_T = torch.where(batch.trained_T, batch.old_logprobs_T - batch.engine_logprobs_T, 0)
+    if level == "sequence":
+        log_T = batch.sum_by_sequence(log_T)[batch.sequence_T]
+    elif level == "geometric":
+        log_T = batch.mean_by_sequence(log_T, batch.trained_T)[batch.sequence_T]
+    return log_T.exp()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +144,7 @@ def compute_loss(logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings:
     batch.check_finite("a new logprob of", logprobs_T.detach(), batch.trained_T)
     algorithm = ALGORITHMS[settings.name]
     objective = algorithm.objective(logprobs_T, batch, resolve_clip(settings))
-    weights_T = mismatch.compute_importance_weights(batch, settings.mismatch)
+    weights_T = compute_importance_weights(batch, settings.mismatch)
     losses_T = objective.losses_T * weights_T
     metrics = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
     if settings.kl.coefficient and settings.kl.place == "loss":
@@ -64,10 +173,10 @@ def _trained_mean(values_T: Tensor, batch: Batch) -> float:
 
 def _compute_metrics(logprobs_T: Tensor, clipped_T: Tensor, weights_T: Tensor, batch: Batch) -> dict[str, float]:
     log_T = compute_log_ratio(logprobs_T.detach(), batch)
-    measured = mismatch.measure_mismatch(batch)
+    measured = measure_mismatch(batch)
     metrics = {"mismatch/mean": measured.mean, "mismatch/max": measured.maximum, "mismatch/kl": measured.kl}
     if batch.stale_T is not None:
-        metrics = (metrics if measured.tokens else {}) | {"staleness/kl": mismatch.staleness_kl(logprobs_T, batch)}
+        metrics = (metrics if measured.tokens else {}) | {"staleness/kl": staleness_kl(logprobs_T, batch)}
     return metrics | {
         "clipped": _trained_mean(clipped_T.to(log_T.dtype), batch),
         "kl/old": _trained_mean(torch.expm1(log_T) - log_T, batch),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.credit import TurnRewards, find_groups_with_signal
-from trainer.algorithms.dapo import overlong_penalty
+from trainer.algorithms.named_algorithms import overlong_penalty
 from trainer.algorithms.packing import check_rollouts_finite
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.token_weights import TokenWeightFn, compute_token_weights, weigh_all_turns

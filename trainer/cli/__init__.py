@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 
 from gateway.plugin_commands import load_commands
-from gateway.process_exit import run_and_exit
+from gateway.process_exit import exit_despite_threads
 from trainer.cli import export_command, read_commands, rollout_commands, train_command
-from trainer.cli.options import app, with_train_options
-from trainer.cli.restart import COMMAND_WORDS
+from trainer.cli.options import add_plugin_options, app
+from trainer.cli.rank_command import COMMAND_WORDS
 
 __all__ = ["app", "export_command", "main", "read_commands", "rollout_commands", "train_command"]
 
 load_commands(lambda plugin: plugin.train_commands)
-app.callback(invoke_without_command=True)(with_train_options(train_command.train))
+app.callback(invoke_without_command=True)(add_plugin_options(train_command.train))
 
 
 def main() -> None:
     """The entry point of `mtrl-train`."""
     COMMAND_WORDS.set(sys.argv[1:])
-    run_and_exit(app)
+    with exit_despite_threads():
+        app()

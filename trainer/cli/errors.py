@@ -24,7 +24,7 @@ OPERATOR_ERRORS = (
     ("trainer.model", "ModelError"),
     ("trainer.algorithms.packing", "NotFiniteError"),
     ("trainer.algorithms.token_weights", "TokenWeightError"),
-    ("trainer.policy.errors", "PolicyError"),
+    ("trainer.policy.settings", "PolicyError"),
     ("trainer.train.checkpoint", "CheckpointError"),
     ("trainer.train.train_loop", "NothingScoredError"),
 )

@@ -74,23 +74,18 @@ def add_train_option(option: TrainOption) -> None:
     TRAIN_OPTIONS[option.name] = option
 
 
-def with_train_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of plug-ins, of which it gets those that were given, by name, as `others`."""
-    options = {option.parameter.name: option for option in TRAIN_OPTIONS.values()}
-
-    def run(**values: Any) -> None:
-        given = {option.name: values.pop(name) for name, option in options.items()}
-        command(**values, others={name: value for name, value in given.items() if value not in (None, False)})
-
+def add_plugin_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, whose signature gets the options of plug-ins in place of its `**others`."""
     own = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [parameter for parameter in own if parameter.name != "others"]
-    parameters += [option.parameter for option in options.values()]
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    )
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__doc__ = command.__doc__
-    return run
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in own
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    parameters += [option.parameter for option in TRAIN_OPTIONS.values()]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
 
 
 def find_jobs() -> dict[str, Path]:

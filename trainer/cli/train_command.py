@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from gateway.errors import ConfigError
-from gateway.types import EMPTY
 from gateway.version import print_version
 from trainer.cli.errors import report_errors
 from trainer.cli.options import (
@@ -26,8 +25,14 @@ from trainer.cli.options import (
     TrainOptions,
     app,
 )
-from trainer.cli.rank import follow_and_exit, is_other_rank, keep_exit_code
-from trainer.cli.restart import has_run_to_resume, restarts_ranks, train_with_restarts
+from trainer.cli.rank_command import (
+    follow_and_exit,
+    has_run_to_resume,
+    is_other_rank,
+    keep_exit_code,
+    restarts_ranks,
+    train_with_restarts,
+)
 from trainer.distributed.restart_ranks import end_with_parent
 
 if TYPE_CHECKING:
@@ -64,10 +69,6 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def _log_to_stderr(level: int) -> None:
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
-
-
 def train(  # Becomes the main command in `trainer.cli`, with the options of plug-ins.
     context: typer.Context,
     tools: Annotated[str | None, model_option("Tools. Default: tool_configs, or the demo's", "DIR|URL")] = None,
@@ -88,7 +89,7 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
     dry_run: Annotated[bool, run_flag("--dry-run", "Check and show everything without training")] = False,
     verbose: Annotated[bool, run_flag("--verbose", "Log more to standard error", "-v")] = False,
     version: Annotated[bool, VERSION_OPTION] = False,
-    others: Mapping[str, Any] = EMPTY,
+    **others: Any,
 ) -> None:
     """Train language models to use tools with multi-turn reinforcement learning, exact to the token.
 
@@ -98,46 +99,69 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
 
     mtrl-train --config run.yaml --dry-run           check without training
     """
-    _log_to_stderr(logging.INFO if verbose else logging.WARNING)
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        handlers=[StderrHandler()],
+    )
     options: dict[str, Any] = {
         "tools": tools, "mcp": mcp, "model": model, "data": data, "engine": engine,
         "mode": mode, "out": out, "steps": steps, "seed": seed, "environment": environment,
     }  # fmt: skip
-    values = (config, ranks, restarts, *options.values())
-    is_set = (resume, auto_resume, dry_run, *others, *(value is not None for value in values))
+    plugin_options = [option for option in TRAIN_OPTIONS.values() if others[option.parameter.name] not in (None, False)]
     if context.invoked_subcommand is not None:
-        return _refuse_options(context.invoked_subcommand, has_options=any(is_set))
+        given = (config, ranks, restarts, *options.values())
+        if resume or auto_resume or dry_run or plugin_options or any(value is not None for value in given):
+            raise typer.BadParameter(f"write the options of {context.invoked_subcommand!r} after its name")
+        return
     with keep_exit_code(), report_errors():
         resume = resume or (auto_resume and has_run_to_resume(out))
-        launch = next((run for name in others if (run := TRAIN_OPTIONS[name].launch)), None)
+        launch = next((option.launch for option in plugin_options if option.launch), None)
+        given_plugins = {option.name: others[option.parameter.name] for option in plugin_options}
         changes = {"ranks": ranks if launch is None else None, "restarts": restarts}
-        load = partial(_load_settings, options, config, others, context.obj or [], changes, resume=resume)
+        load = partial(_load_settings, options, config, given_plugins, context.obj or [], changes, resume=resume)
         if launch is not None and not dry_run:
-            launch(*load(), TrainOptions(options | {"config": config}, ranks, resume, others))
-        elif is_other_rank() and not dry_run:
+            launch(*load(), TrainOptions(options | {"config": config}, ranks, resume, given_plugins))
+            return
+        if is_other_rank() and not dry_run:
             follow_and_exit(load)
-        else:
-            _train_or_restart(load(), others, verbose=verbose, resume=resume, dry_run=dry_run)
+        settings, name = load()
+        # Errors in settings are reported before torch is imported, which is slow.
+        import anyio
+        from rich.console import Console
+
+        console = Console()
+        if dry_run:
+            from trainer.train.dry_run import dry_run as check
+
+            if not anyio.run(check, settings, console):
+                raise typer.Exit(1)
+            return
+        company = [option for option in plugin_options if option.accompany]
+        if restarts_ranks(settings):
+            words = [*(["--verbose"] if verbose else []), *(option.name for option in company)]
+            train_with_restarts(settings, name, words, resume=resume)
+        end_with_parent()
+        from trainer.train.run_folder import choose_run_folder
+
+        folder = choose_run_folder(settings, name, resume=resume)
+        console.print(f"the run is {folder}", markup=False, highlight=False)
+        with report_errors(stopped=partial(_describe_stop, folder)), ExitStack() as stack:
+            for option in company:
+                if option.accompany:
+                    stack.enter_context(option.accompany(folder.absolute()))
+            from trainer.train.start import train as run_training
+
+            anyio.run(partial(run_training, settings, folder, console, resume=resume))
+        _print_next_commands(folder, console)
 
 
-def _refuse_options(subcommand: str, *, has_options: bool) -> None:
-    """Refuses the training's options before the name of another command."""
-    if has_options:
-        raise typer.BadParameter(f"write the options of {subcommand!r} after its name")
+def _describe_stop(folder: Path) -> str:
+    """The message after Ctrl-C: how the run is resumed."""
+    from trainer.storage.run_files import RUN_INFO_FILE
 
-
-def _train_or_restart(
-    loaded: tuple[TrainSettings, str], others: Mapping[str, Any], *, verbose: bool, **flags: bool
-) -> None:
-    """Trains in this process, or in a child that is started again after a rank is lost."""
-    settings, name = loaded
-    if not flags["dry_run"] and restarts_ranks(settings):
-        given = {"--verbose": verbose} | {name: True for name in others if TRAIN_OPTIONS[name].accompany}
-        words = [word for word, is_set in given.items() if is_set]
-        train_with_restarts(settings, name, words, resume=flags["resume"])
-    end_with_parent()
-    company = [accompany for name in others if (accompany := TRAIN_OPTIONS[name].accompany)]
-    _train(settings, name, company, **flags)
+    has_started = (folder / RUN_INFO_FILE).exists()
+    return f"resume with: mtrl-train --resume --out {quote(str(folder))}" if has_started else "training had not started"
 
 
 def _load_settings(
@@ -167,57 +191,10 @@ def _load_settings(
     return settings.model_copy(update={"distributed": distributed}), name
 
 
-def _train(
-    settings: TrainSettings,
-    name: str,
-    company: Sequence[Callable[[Path], AbstractContextManager[None]]],
-    *,
-    resume: bool,
-    dry_run: bool,
-) -> None:
-    """Trains, or checks for a dry run. Errors in settings are reported before torch is imported, which is slow."""
-    import anyio
-    from rich.console import Console
-
-    from trainer.storage.run_files import RUN_INFO_FILE
-    from trainer.train.run_folder import choose_run_folder
-
-    console = Console()
-    if dry_run:
-        _dry_run(settings, console)
-        return
-    folder = choose_run_folder(settings, name, resume=resume)
-    console.print(f"the run is {folder}", markup=False, highlight=False)
-
-    def stopped() -> str:
-        has_started = (folder / RUN_INFO_FILE).exists()
-        resume_hint = f"resume with: mtrl-train --resume --out {quote(str(folder))}"
-        return resume_hint if has_started else "training had not started"
-
-    with report_errors(stopped=stopped), ExitStack() as stack:
-        for accompany in company:
-            stack.enter_context(accompany(folder.absolute()))
-        from trainer.train.start import train as run_training
-
-        anyio.run(partial(run_training, settings, folder, console, resume=resume))
-    _print_next_commands(folder, console)
-
-
-def _dry_run(settings: TrainSettings, console: Console) -> None:
-    """Checks what a run would start with."""
-    import anyio
-
-    from trainer.train.dry_run import dry_run
-
-    if not anyio.run(dry_run, settings, console):
-        raise typer.Exit(1)
-
-
 def _print_next_commands(folder: Path, console: Console) -> None:
     """Prints where the model is, and commands that show the run."""
     from trainer.model import SHARDS_FOLDER
-    from trainer.train.best_checkpoint import BestCheckpoint
-    from trainer.train.checkpoint import Checkpoints
+    from trainer.train.checkpoint import BestCheckpoint, Checkpoints
     from trainer.train.run_folder import load_run_settings
 
     checkpoint, run = Checkpoints(folder).find_latest(), quote(str(folder))

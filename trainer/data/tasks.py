@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
+from gateway.plugins import find_all, find_missing, load_name
 from gateway.types import Task as SessionTask
 from gateway.types import ToolSpec
 from trainer.data.dataset import MAX_ROW_BYTES, RowSource, open_rows
@@ -17,6 +18,49 @@ from trainer.data.row_media import Row, RowMedia, UnloadedMedia
 from trainer.data.row_to_task import row_to_task
 from trainer.rollout.settings import ColumnSettings
 from trainer.rollout.task import Task
+
+if TYPE_CHECKING:
+    from trainer.train.settings import TrainSettings
+
+
+WarmStartProgress = Callable[[int, int, float], None]
+"""Called with the step, the number of steps, and the loss."""
+CHECKED_TASKS = 20
+"""Tasks of an example that are checked; all are alike."""
+
+
+class Example(Protocol):
+    """Generated tasks, and a model that is built for them."""
+
+    tools: Path | None
+    """The tools that its tasks need, for runs that name none."""
+
+    def make_tasks(self, settings: TrainSettings, *, held_out: bool) -> Sequence[Task]:
+        """Its tasks, for training or for evaluation."""
+        ...
+
+    def prepare_model(self, settings: TrainSettings, report: WarmStartProgress) -> Path:
+        """The folder of its model, which is built if it does not exist yet."""
+        ...
+
+
+def example_names() -> frozenset[str]:
+    """The names of all examples."""
+    return frozenset(find_all(lambda plugin: plugin.examples))
+
+
+def load_example(name: str) -> Example:
+    """The example of a name, whose module is imported."""
+    example: Example = load_name(find_all(lambda plugin: plugin.examples)[name])
+    return example
+
+
+def require_example(name: str, field: str) -> None:
+    """Raises ConfigError if the name is that of an example whose plug-in is missing."""
+    if name not in example_names() and (plugin := find_missing(name)) and not Path(name).exists():
+        remedy = f"install it, or name a `{field}` of your own"
+        raise ConfigError(f"{name!r} needs the plug-in {plugin!r}, which is not installed", field=field, remedy=remedy)
+
 
 INTERACTION_PREFIX = "feedback_"
 """The prefix of interactions among the gateway's tools."""

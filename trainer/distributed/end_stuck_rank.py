@@ -10,8 +10,8 @@ from threading import Thread, main_thread
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import LostRankError, RankError
-from trainer.distributed.exit_code import NOT_AGAIN, write_exit_code
 from trainer.distributed.rank_commands import LeaderChannel
+from trainer.distributed.rank_environment import NOT_AGAIN, write_exit_code
 from trainer.distributed.rank_failures import (
     STUCK_REMEDY,
     RankFailure,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.policy.errors import PolicyError
+from trainer.policy.settings import PolicyError
 
 
 class RankError(PolicyError):

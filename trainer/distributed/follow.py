@@ -15,21 +15,19 @@ from threading import Thread
 from typing import Any
 
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed.batch_bytes import read_batch, read_images
 from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks
 from trainer.distributed.end_stuck_rank import FollowerWatch
 from trainer.distributed.errors import ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions
-from trainer.distributed.rank_commands import Command, FollowerChannel
+from trainer.distributed.rank_commands import Command, FollowerChannel, read_batch, read_images
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment, detect_environment
 from trainer.distributed.rank_failures import describe_failure, print_failure
 from trainer.distributed.rank_output import copy_output, rank_log
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.model import configure_torch
-from trainer.policy.errors import PolicyError
 from trainer.policy.memory_plan import free_memory
-from trainer.policy.settings import UpdateSettings
+from trainer.policy.settings import PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
 LOOK_S = 70.0

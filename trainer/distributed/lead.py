@@ -21,18 +21,15 @@ from torch import Tensor
 from gateway.types import Image
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainBatch
-from trainer.distributed.batch_bytes import write_batch, write_images
-from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks
+from trainer.distributed.connect_ranks import LocalRanks, ProcessGroupRanks, connect_ranks
 from trainer.distributed.end_stuck_rank import LeaderWatch
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
-from trainer.distributed.launch_ranks import LocalRanks
-from trainer.distributed.mesh import count_ranks
-from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel
+from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel, write_batch, write_images
 from trainer.distributed.rank_environment import detect_environment
 from trainer.distributed.rank_failures import is_connection_error
 from trainer.distributed.rank_output import copy_output, rank_log
-from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.settings import DistributedSettings, count_ranks
 from trainer.distributed.sharded_model import require_torch
 from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.distributed.sharded_weights import ShardedWeights

@@ -1,11 +1,13 @@
-"""Finds out which rank this process is: one of `--ranks N`, of torchrun, or of srun."""
+"""How ranks are named by their launcher, how often they were started again, and the exit code that a launcher reads."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.errors import ConfigError
@@ -13,6 +15,60 @@ from trainer.distributed.rank_output import KEPT
 
 if TYPE_CHECKING:
     from trainer.distributed.settings import DistributedSettings
+
+
+FILE_VARIABLE = "MTRL_EXIT_CODE_FILE"
+"""Set by a job's script: where rank 0 writes its exit code."""
+NOT_AGAIN = 2
+"""The run would end alike if it were started again: wrong settings, numbers that are not finite, too little memory.
+`pod_start.sh` and `slurm_job.sh` know this number, too."""
+_files: list[Path] = []
+
+
+def take_file() -> None:
+    """Keeps the file's name, and removes it from the environment: what this process starts has codes of its own."""
+    file = os.environ.pop(FILE_VARIABLE, "")
+    _files[:] = [Path(file)] if file and os.environ.get("RANK", "0") == "0" else []
+
+
+def write_exit_code(code: int) -> None:
+    """Writes the code with which this process is about to end, if its launcher wants it and this is rank 0."""
+    for file in _files:
+        with suppress(OSError):
+            file.write_text(f"{code}\n", encoding="ascii")
+
+
+RESTARTS = "MTRL_RESTARTS"
+"""Set by our own launchers: `--ranks` and `--ray`."""
+RESTARTS_KEY = "restarts"
+"""In the state of a checkpoint: the total when it was written."""
+COUNTERS = (RESTARTS, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+"""Variables in which launchers say how often they have started this job again; the first one that is set counts."""
+
+
+def count_restarts(variables: Mapping[str, str] = os.environ) -> int:
+    """Restarts of the ranks by their launcher, whose own start was that of a user."""
+    text = next((variables[name] for name in COUNTERS if name in variables), "0")
+    return int(text) if text.isdecimal() else 0
+
+
+class RankRestarts:
+    """The restarts since the checkpoint from which a run goes on, and those since its launcher began."""
+
+    def __init__(self, ranks: int, total: int, saved: int = 0) -> None:
+        """`saved` is the total when the checkpoint was written, maybe by a launcher of an earlier start of the run."""
+        self.ranks, self.total = ranks, total
+        self._unreported = total - saved if total > saved else total
+
+    def take_metrics(self) -> dict[str, float]:
+        """Restarts since the last call. A step that is made again after a further one reports all of them."""
+        unreported, self._unreported = self._unreported, 0
+        return {"distributed/restarts": float(unreported)}
+
+    def describe(self) -> str:
+        """The state of the ranks in words."""
+        return f"{self.ranks} of {self.ranks} up" + (f", {self.total} restarts" if self.total else "")
+
 
 LAUNCHED = "MTRL_RANK_PIPE"
 """Set in the environment of a rank that `--ranks N` started; its standard input ends with its parent."""

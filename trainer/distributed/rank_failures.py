@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import Store
 from trainer.algorithms.packing import NotFiniteError
 from trainer.distributed.watchdog import Stage, find_place
 from trainer.model import ModelError
-from trainer.policy.errors import PolicyError
 from trainer.policy.memory_plan import is_out_of_memory
+from trainer.policy.settings import PolicyError
 
 FAILURE_KEY, ANY_FAILURE_KEY = "failure/{}", "failed"
 OPERATOR_ERRORS = (PolicyError, ModelError, NotFiniteError)

@@ -21,8 +21,7 @@ from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from trainer.distributed.rank_environment import detect_environment
-from trainer.distributed.restart_count import RESTARTS
+from trainer.distributed.rank_environment import RESTARTS, detect_environment
 
 if TYPE_CHECKING:
     from trainer.distributed.settings import DistributedSettings

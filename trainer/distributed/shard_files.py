@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trainer.model import ModelError, load_model
-from trainer.policy.stored_weights import StoredWeight, find_stored_weights
+from trainer.policy.export_model import StoredWeight, find_stored_weights
 
 ONE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.sharded_model import SPLIT_REMEDY, build_sharded_model, replicate
-from trainer.distributed.sharded_muon import ShardedMuon
 from trainer.distributed.sharded_state import (
     gather_tensor,
     local_part,
+    local_slices,
     scatter_model,
     scatter_optimizer,
     with_local_part,
@@ -29,7 +29,6 @@ from trainer.engine.base import Adapters
 from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
-from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import LogprobReader, LogprobSource
 from trainer.policy.policy import (
     STATE_FILE,
@@ -39,9 +38,40 @@ from trainer.policy.policy import (
     loading_checkpoint,
     select_trained_weights,
 )
-from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 from trainer.policy.shards import write_policy_file
 from trainer.vision.image_processor import ImageProcessor
+
+
+class ShardedMuon(torch.optim.Muon):
+    """torch's Muon on this rank's parts, with momentum of this rank's part."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Every rank makes it for the same matrices in the same order. A rank holds one whole matrix at a time."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                gradient, momentum = local_part(parameter.grad), local_part(state["momentum_buffer"])
+                momentum.lerp_(gradient, 1 - group["momentum"])
+                direction = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+                device = torch.device(parameter.device_mesh.device_type)
+                change = _orthogonal_step(gather_tensor(with_local_part(parameter, direction, device)), group)
+                weights = local_part(parameter)
+                weights.mul_(1 - group["lr"] * group["weight_decay"])
+                weights.add_(change[local_slices(parameter)].to(weights.device))
+
+
+def _orthogonal_step(direction: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """What torch's Muon adds to a whole matrix for a direction that has its momentum already."""
+    change = torch.zeros_like(direction)
+    change.grad = direction
+    kept = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+    torch.optim.Muon([change], momentum=0.0, nesterov=False, weight_decay=0.0, **kept).step()  # type: ignore[no-untyped-call]
+    return change
+
 
 State = dict[str, Any]
 BASE = ".base_layer."

@@ -13,11 +13,10 @@ from transformers import PreTrainedModel
 from gateway.types import Image
 from trainer.algorithms.packing import Batch
 from trainer.model import device_of
-from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.optimizers import clip_gradients, fill_gradients
 from trainer.policy.prefix_forest import token_positions
-from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 from trainer.policy.shards import TrainedPart, saved_tensors
 from trainer.vision.image_processor import ImageProcessor
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trainer.engine.base import Adapters, AdapterShape, PolicyWeights
-from trainer.policy.errors import PolicyError
 from trainer.policy.process_memory import trim_heap
-from trainer.policy.settings import LoraSettings
+from trainer.policy.settings import LoraSettings, PolicyError
 from trainer.policy.shards import has_shards, load_model_tensors, read_model_sizes
 
 ADAPTER_FILE, ADAPTER_SETTINGS_FILE = "adapter_model.safetensors", "adapter_config.json"

@@ -1,12 +1,94 @@
-"""The parts of a memory plan, and the phases of a run in which each is in memory."""
+"""Memory that a process needs: the parts of a plan, from a model without weights, and what is measured."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from trainer.policy.errors import PolicyError
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from trainer.model import auto_class
+from trainer.policy.settings import PolicyError, UpdateSettings
+from trainer.vision.family import family_from_config
+
+ADAPTABLE = (torch.nn.Linear, torch.nn.Embedding)
+
+
+def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
+    """The layers that get adapters: those that `update.lora.targets` names, by default all linear ones but the head.
+
+    A vision encoder that is not trained gets none.
+    """
+    if update.lora is None:
+        return []
+    family = family_from_config(model.config.to_dict())
+    frozen = f"{family.vision_module}." if family and not update.trains_vision else ""
+    layers = []
+    for name, layer in model.named_modules():
+        if frozen and name.startswith(frozen):
+            continue
+        if update.lora.targets:
+            is_adapted = any(_is_target(name, target) for target in update.lora.targets)
+        else:
+            is_adapted = isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
+        if is_adapted and isinstance(layer, ADAPTABLE):
+            layers.append(layer)
+    return layers
+
+
+def find_unknown_targets(model: Any, targets: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names in `update.lora.targets` that fit no layer, and the last parts of those that would."""
+    names = [name for name, layer in model.named_modules() if isinstance(layer, ADAPTABLE)]
+    unknown = [target for target in targets if not any(_is_target(name, target) for name in names)]
+    return unknown, list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+
+
+def _is_target(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def count_adapter_parameters(model: Any, update: UpdateSettings) -> int:
+    """How many parameters the adapters have: two matrices for each layer."""
+    sides: int = sum(sum(layer.weight.shape) for layer in find_adapted_layers(model, update))
+    return sides * update.lora.rank if update.lora else 0
+
+
+TRIED = "Qwen2, Qwen3 and Llama are tried most"
+
+
+def load_meta_model(folder: Path) -> Any:
+    """The model of a folder; raises PolicyError if there is none."""
+    if not folder.is_dir():
+        problem = f"{folder} is a file, not a model's folder" if folder.is_file() else f"there is no folder {folder}"
+        remedy = "name a model's folder; models are not downloaded: `hf download NAME --local-dir FOLDER` does that"
+        raise PolicyError(problem, remedy)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            return auto_class(folder).from_config(config)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, KeyError) as error:
+        if kind := _find_unknown_type(folder):
+            release = f"transformers {transformers.__version__}"
+            remedy = "upgrade it (`pip install -U transformers`), or name a model of a family that it knows: " + TRIED
+            raise PolicyError(
+                f"{folder} has a model of type {kind!r}, which {release} does not know", remedy
+            ) from error
+        raise PolicyError(f"{folder} has no causal language model: {error}", "name a model's folder") from error
+
+
+def _find_unknown_type(folder: Path) -> str:
+    """The `model_type` of a folder, if transformers has no model of that type; else empty."""
+    try:
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError):  # Told in the words of transformers.
+        return ""
+    return kind if isinstance(kind, str) and kind not in CONFIG_MAPPING else ""
+
 
 GIB = 1024**3
 SMALLER_MODEL = "use a smaller model"

@@ -17,9 +17,18 @@ from trainer.engine.torch.kv_cache import KVCache
 from trainer.engine.torch.torch_engine import CACHE_BYTES
 from trainer.engine.torch.weights import Holding
 from trainer.engines import can_use_sglang
-from trainer.policy.adapter_size import count_adapter_parameters, find_adapted_layers
-from trainer.policy.memory_parts import GIB, LOADED, UPDATE, MemoryPart, MemoryPlan, Phase, join_remedies
-from trainer.policy.meta_model import load_meta_model
+from trainer.policy.memory_parts import (
+    GIB,
+    LOADED,
+    UPDATE,
+    MemoryPart,
+    MemoryPlan,
+    Phase,
+    count_adapter_parameters,
+    find_adapted_layers,
+    join_remedies,
+    load_meta_model,
+)
 from trainer.policy.optimizers import is_muon_matrix
 from trainer.policy.process_memory import measure_floor
 from trainer.policy.settings import UpdateSettings

@@ -1,9 +1,10 @@
-"""Builds the optimizers (AdamW, or Muon for matrices), and computes the learning rate schedule."""
+"""Optimizers, and the learning rates of their steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import cos, pi
+from math import ceil, cos, pi
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,91 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainer.policy.settings import UpdateSettings
+
+RATES = ((50_000_000, 1e-4), (500_000_000, 1e-5), (2_000_000_000, 2e-6))
+"""Parameters that a model has fewer than, and the learning rate with which all of its weights are trained."""
+LARGE_MODEL_RATE = 1e-6
+LORA_FACTOR = 10
+"""Adapters need a larger learning rate than all weights, whatever their rank."""
+WARMUP_STEPS = 10
+"""Steps of warm-up with a chosen learning rate, but at most a tenth of the run."""
+USED_RANGE = 30
+"""Rates beyond the default times or divided by this are told: with them, models diverge or learn nothing."""
+
+
+def default_rate(parameters: int, *, is_lora: bool) -> float:
+    """The learning rate for a model of this size."""
+    rate = next((rate for size, rate in RATES if parameters < size), LARGE_MODEL_RATE)
+    return rate * LORA_FACTOR if is_lora else rate
+
+
+def choose_rates(update: UpdateSettings, parameters: int, steps: int | None = None) -> UpdateSettings:
+    """The settings with every rate that they leave open; `steps` are those of the run."""
+    warmup = update.warmup
+    if warmup is None:
+        most = WARMUP_STEPS if steps is None else ceil(steps / 10)
+        warmup = min(WARMUP_STEPS, most) if update.lr is None else 0
+    lr = default_rate(parameters, is_lora=update.lora is not None) if update.lr is None else update.lr
+    chosen = update.model_copy(update={"lr": lr, "warmup": warmup})
+    more: dict[str, object] = {"muon_lr": chosen.rates.muon} if update.optimizer == "muon" else {}
+    if chosen.critic:
+        more["critic"] = chosen.critic.model_copy(update={"lr": chosen.critic_rate})
+    return chosen.model_copy(update=more)
+
+
+def keep_rates(update: UpdateSettings, saved: UpdateSettings) -> UpdateSettings:
+    """The settings of a run that is resumed: rates that they leave open are those that the run has."""
+    names = [name for name in ("lr", "muon_lr", "warmup") if getattr(update, name) is None]
+    critic = update.critic
+    if critic and critic.lr is None and saved.critic:
+        critic = critic.model_copy(update={"lr": saved.critic.lr})
+    return update.model_copy(update={name: getattr(saved, name) for name in names} | {"critic": critic})
+
+
+def describe_rates(given: UpdateSettings, chosen: UpdateSettings, parameters: int, *, is_resumed: bool = False) -> str:
+    """The learning rate of a run, and whether it was given, is that of the resumed run, or the default."""
+    warmup = f"after {chosen.warmup} steps of warm-up" if chosen.warmup else "without warm-up"
+    source = f"the default for {describe_training(chosen, parameters)}"
+    if given.lr is not None:
+        source = "that of the run, which is resumed" if is_resumed else "`update.lr`"
+    return f"learning rate {chosen.rates.adamw:g} {warmup}: {source}"
+
+
+class UnusualRate(NamedTuple):
+    """What is unusual about a learning rate."""
+
+    problem: str
+    remedy: str
+    is_harmful: bool
+    """Whether the model may forget; with too small a rate it only learns nothing."""
+
+
+def find_unusual_rate(update: UpdateSettings, parameters: int) -> UnusualRate | None:
+    """A learning rate that is far from those that models of this size are trained with."""
+    typical, rate = default_rate(parameters, is_lora=update.lora is not None), update.rates.adamw
+    if typical / USED_RANGE <= rate <= typical * USED_RANGE:
+        return None
+    effect = "with so large a rate the model forgets what it can" if rate > typical else "with so small a rate"
+    effect += "" if rate > typical else " nothing is learned"
+    problem = f"update.lr is {rate:g}: {effect}"
+    low, high = typical / USED_RANGE, typical * USED_RANGE
+    what = describe_training(update, parameters)
+    remedy = f"use {low:.1g} to {high:.1g} for {what}; left out, it is {typical:g}"
+    return UnusualRate(problem, remedy, is_harmful=rate > typical)
+
+
+def describe_training(update: UpdateSettings, parameters: int) -> str:
+    """The size of the model, and what of it is trained."""
+    return f"{describe_size(parameters)} parameters, {'with LoRA' if update.lora else 'all of them trained'}"
+
+
+def describe_size(parameters: int) -> str:
+    """A number of parameters as people say it."""
+    for size, name in ((1e9, "billion"), (1e6, "million")):
+        if parameters >= size:
+            return f"{parameters / size:.3g} {name}"
+    return f"{parameters:,}"
+
 
 NamedParameters = Iterable[tuple[str, Tensor]]
 

@@ -18,13 +18,17 @@ from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
-from trainer.policy.errors import PolicyError
-from trainer.policy.learning_rate import choose_rates
 from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource
-from trainer.policy.optimizers import build_optimizers, clip_gradients, fill_gradients, learning_rate_factor
+from trainer.policy.optimizers import (
+    build_optimizers,
+    choose_rates,
+    clip_gradients,
+    fill_gradients,
+    learning_rate_factor,
+)
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import ONE_RANK, Ranks
-from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 from trainer.policy.shards import (
     MODEL,
     POLICY_FILE,

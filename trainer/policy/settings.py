@@ -8,6 +8,18 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gateway.config.base import FrozenModel
 
+
+class PolicyError(Exception):
+    """A step that cannot be made, or a state that cannot be loaded. No weight has changed."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem, self.remedy = problem, remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n  remedy: {self.remedy}"
+
+
 Rate = Annotated[float, Field(gt=0, le=10)]
 """A learning rate; with larger ones, weights overflow after a step."""
 MUON_FACTOR = 20

@@ -2,30 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
+from itertools import accumulate, islice, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.algorithms.advantages import TokenAdvantages, compute_token_advantages
-from trainer.algorithms.loss import compute_loss
-from trainer.algorithms.mismatch import Mismatch, measure_mismatch, merge_mismatches
+from trainer.algorithms.loss import Mismatch, compute_loss, estimate_kl, measure_mismatch, merge_mismatches
 from trainer.algorithms.packing import Batch, BatchRow
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.train_batch import TrainBatch
+from trainer.algorithms.settings import AlgorithmSettings, Estimator
+from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.policy.critic import Critic
-from trainer.policy.dealt_batches import deal_batches
-from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import LogprobSource
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
-from trainer.policy.microbatch import MetricMeans, split_evenly
-from trainer.policy.old_logprobs import compute_critic_values, compute_reference_kl, recompute_logprobs
-from trainer.policy.pass_progress import PassProgress
+from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
-from trainer.policy.rank_metrics import measure_ranks
+from trainer.policy.ranks import measure_ranks
+from trainer.policy.settings import PolicyError
+
+
+@torch.no_grad()
+def compute_reference_kl(
+    train_batch: TrainBatch, policy: Policy, reference: LogprobSource, estimator: Estimator, temperature: float
+) -> list[float]:
+    """Computes the KL of each rollout, as it was sampled, to the reference policy."""
+    kl = [0.0] * len(train_batch.rewards)
+    for sequences, batch in _iterate_batches(train_batch, policy):
+        reference_T = recompute_logprobs(batch, reference, temperature)
+        kl_T = estimate_kl(batch.engine_logprobs_T, replace(batch, ref_logprobs_T=reference_T), estimator)
+        for index, value in zip(sequences, batch.sum_by_sequence(kl_T).tolist(), strict=bool(sequences)):
+            kl[train_batch.sequences[index].rollout_index] += value
+    return policy.ranks.add(kl)
+
+
+@torch.no_grad()
+def compute_critic_values(train_batch: TrainBatch, policy: Policy, critic: Critic) -> list[list[float]]:
+    """Computes the critic's value before each token of each sequence."""
+    sizes = [len(sequence.ids) for sequence in train_batch.sequences]
+    spans = list(pairwise(accumulate(sizes, initial=0)))
+    values = [0.0] * sum(sizes)
+    for sequences, batch in _iterate_batches(train_batch, policy):
+        values_T = iter(critic.compute_values(batch.ids_T, batch.sequence_T, batch.images).tolist())
+        for index in sequences:
+            values[slice(*spans[index])] = islice(values_T, sizes[index])
+    values = policy.ranks.add(values)
+    return [values[start:stop] for start, stop in spans]
+
+
+@torch.no_grad()
+def recompute_logprobs(batch: Batch, source: LogprobSource, temperature: float) -> torch.Tensor:
+    """Computes the logprobs of the trained tokens under the reference, or under the policy before the step."""
+    inputs = batch.ids_T, batch.sequence_T, batch.trained_T
+    return source.compute_batch_logprobs(*inputs, temperature, batch.images).logprobs_T
+
+
+def _iterate_batches(train_batch: TrainBatch, policy: Policy) -> Iterator[tuple[Sequence[int], Batch]]:
+    """This rank's sequences, as indexes; none for a batch that only keeps this rank in step with the others."""
+    groups = train_batch.groups
+    rows = [_row_without_advantages(sequence, groups[sequence.rollout_index]) for sequence in train_batch.sequences]
+    for number, dealt in enumerate(deal_batches(rows, policy.ranks, policy.settings.tokens)[0]):
+        policy.ranks.report(f"pass {number + 1} without a gradient")
+        yield dealt.indexes, dealt.batch.to(policy.device)
+
+
+def _row_without_advantages(sequence: TrainSequence, group: int) -> BatchRow:
+    return BatchRow(
+        sequence.name,
+        sequence.ids,
+        sequence.mask,
+        sequence.engine_logprobs,
+        [0.0] * len(sequence.ids),
+        sequence.weights,
+        group,
+        media_spans=sequence.media_spans,
+    )
+
+
+BACKWARD, RECOMPUTED = 2, 3
+"""The cost of a layer's backward pass as a multiple of its forward pass; with gradient checkpointing."""
+
+
+class PassProgress:
+    """Follows passes of a model, of which a large one takes minutes on a CPU."""
+
+    def __init__(self, model: Any, *, checkpointing: bool) -> None:
+        body = getattr(model.base_model, "language_model", model.base_model)
+        self._layers = list(getattr(body, "layers", ()))
+        self._backward_cost = RECOMPUTED if checkpointing else BACKWARD
+        layer = sum(value.numel() for value in self._layers[0].parameters()) if self._layers else 1
+        head = sum(value.numel() for value in model.get_output_embeddings().parameters())
+        self._head_cost: float = (1 + BACKWARD) * head / layer
+        self._forward = self._backward = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the pass that is done, from 0 to 1."""
+        done: float = self._forward
+        if self._backward:  # The first gradient is that of the head's input.
+            done += self._head_cost + self._backward_cost * (self._backward - 1)
+        return done / (len(self._layers) * (1 + self._backward_cost) + self._head_cost)
+
+    @contextmanager
+    def follow(self, on_share: Callable[[float], None]) -> Iterator[None]:
+        """Calls the function with the share that is done, after each layer of a pass that is made meanwhile."""
+        self._forward = self._backward = 0
+
+        def on_gradient(gradient: Tensor) -> None:
+            self._backward += 1
+            on_share(self.share)
+
+        def on_output(module: Any, inputs: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            if self._backward or not hidden.requires_grad:  # Gradient checkpointing computes it again.
+                return
+            self._forward += 1
+            hidden.register_hook(on_gradient)
+            on_share(self.share)
+
+        handles = [layer.register_forward_hook(on_output) for layer in self._layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
 
 MAX_EXACT_MISMATCH = 1e-4
 """In nats. If no token of a sample is further off, the engine's logprobs are used as the old policy's."""
@@ -91,8 +196,45 @@ class PolicyUpdater:
 
         Errors about numbers that are not finite name the rollout.
         """
+        with self._undone_on_error():
+            means, step_means = MetricMeans(), MetricMeans()
+            advantages = self._compute_advantages(train_batch, step_means)
+            self.last_rows, self.last_trained = advantages.all_rows, advantages.rows
+            if not advantages.rows:
+                return advantages.metrics | step_means.metrics
+            self._tokens = 0
+            update = self._policy.settings
+            minibatches = [
+                self._split_into_micro_batches(advantages, span, step_means)
+                for span in split_evenly(len(advantages.rows), update.minibatches)
+            ]
+            is_single_step = update.epochs * len(minibatches) == 1
+            self._passes, self._passed_tokens = 0, 0
+            self._total_passes = update.epochs * sum(map(len, minibatches))
+            self.on_pass(0, self._total_passes, 0)
+            sample = None
+            if not is_single_step:
+                minibatches, sample = self._add_old_logprobs(minibatches)
+            for _ in range(update.epochs):
+                for minibatch in minibatches:
+                    loss = self._accumulate_gradient(minibatch, advantages, len(minibatches), is_single_step, means)
+                    self._ranks.report("the optimizer step")
+                    step_means.add({"loss": self._ranks.add([loss])[0]} | self._policy.step(), 1)
+            means.merge(self._ranks)
+            metrics = advantages.metrics | means.metrics | step_means.metrics
+            metrics["mismatch/pass_skipped"] = float(is_single_step or sample is not None)
+            if sample:
+                metrics |= {"mismatch/mean": sample.mean, "mismatch/max": sample.maximum, "mismatch/kl": sample.kl}
+            if self._critic:
+                micro_batches = [micro_batch for minibatch in minibatches for micro_batch in minibatch]
+                metrics["critic/loss"] = self._update_critic(self._critic, micro_batches)
+            return metrics | (measure_ranks(self._ranks, self._tokens) if self._ranks.size > 1 else {})
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Drops the gradients that an error leaves behind, and explains one about memory."""
         try:
-            return self._train_step(train_batch)
+            yield
         except BaseException as error:
             self._policy.zero_grad()
             if self._critic:
@@ -101,40 +243,6 @@ class PolicyUpdater:
                 remedy = suggest_remedy(self._policy.model, self._policy.settings)
                 raise PolicyError(f"memory ran out in step {self._policy.steps + 1}", remedy) from error
             raise
-
-    def _train_step(self, train_batch: TrainBatch) -> dict[str, float]:
-        means, step_means = MetricMeans(), MetricMeans()
-        advantages = self._compute_advantages(train_batch, step_means)
-        self.last_rows, self.last_trained = advantages.all_rows, advantages.rows
-        if not advantages.rows:
-            return advantages.metrics | step_means.metrics
-        self._tokens = 0
-        update = self._policy.settings
-        minibatches = [
-            self._split_into_micro_batches(advantages, span, step_means)
-            for span in split_evenly(len(advantages.rows), update.minibatches)
-        ]
-        is_single_step = update.epochs * len(minibatches) == 1
-        self._passes, self._passed_tokens = 0, 0
-        self._total_passes = update.epochs * sum(map(len, minibatches))
-        self.on_pass(0, self._total_passes, 0)
-        sample = None
-        if not is_single_step:
-            minibatches, sample = self._add_old_logprobs(minibatches)
-        for _ in range(update.epochs):
-            for minibatch in minibatches:
-                loss = self._accumulate_gradient(minibatch, advantages, len(minibatches), is_single_step, means)
-                self._ranks.report("the optimizer step")
-                step_means.add({"loss": self._ranks.add([loss])[0]} | self._policy.step(), 1)
-        means.merge(self._ranks)
-        metrics = advantages.metrics | means.metrics | step_means.metrics
-        metrics["mismatch/pass_skipped"] = float(is_single_step or sample is not None)
-        if sample:
-            metrics |= {"mismatch/mean": sample.mean, "mismatch/max": sample.maximum, "mismatch/kl": sample.kl}
-        if self._critic:
-            micro_batches = [micro_batch for minibatch in minibatches for micro_batch in minibatch]
-            metrics["critic/loss"] = self._update_critic(self._critic, micro_batches)
-        return metrics | (measure_ranks(self._ranks, self._tokens) if self._ranks.size > 1 else {})
 
     def _compute_advantages(self, train_batch: TrainBatch, means: MetricMeans) -> TokenAdvantages:
         kl, reference_kl, values = self._algorithm.kl, None, None

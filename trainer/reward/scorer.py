@@ -13,8 +13,7 @@ import anyio
 
 from gateway.errors import ConfigError, ConfigErrors
 from trainer.ledger import Author
-from trainer.reward.attempt import Attempt
-from trainer.reward.attempt_text import Decoder
+from trainer.reward.attempt import Attempt, Decoder
 from trainer.reward.component import MAX_REWARD, Component, RewardFn, ScoringError, SharedLimits
 from trainer.reward.functions import TURN_SCORE_AUTHORS
 from trainer.reward.settings import RewardSettings

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 from anyio import to_thread
@@ -21,9 +22,7 @@ from gateway.types import EMPTY, Context, Outcome, ToolSpec
 from gateway.user_code import UserCode
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
 from trainer.ledger import Author, Entry, Ledger, Message
-from trainer.parse.base import Reply
-from trainer.rollout.call_limit import limit_calls
-from trainer.rollout.instructions import add_instructions
+from trainer.parse.base import MAX_PROBLEMS, Reply
 from trainer.rollout.ledger_builder import LedgerBuilder, make_policy_entry
 from trainer.rollout.observer import NullObserver, RolloutObserver
 from trainer.rollout.rollout import STATES_INFO, Rollout, Span, StopReason
@@ -31,6 +30,7 @@ from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import (
     CALLS_INFO,
     RolloutStart,
+    RolloutStepper,
     Step,
     Stepper,
     ToolsAndFeedback,
@@ -42,6 +42,56 @@ from trainer.rollout.steppers import (
 from trainer.rollout.task import KIND_COLUMN, Task
 from trainer.template import Cause, Template, find_drifts
 from trainer.template.media_layout import MediaLayout, has_media
+
+if TYPE_CHECKING:
+    from trainer.template import Template
+
+
+def limit_calls(reply: Reply, limits: RolloutLimits, template: Template) -> Reply:
+    """The reply with the calls that are made; each further one is a problem, and is not in the chat's message.
+
+    The limit is that of the settings or the template's own, since a message with more calls than the template writes
+    could not be rendered again. The policy's ids stay as they are.
+    """
+    if len(reply.calls) <= 1:
+        return reply
+    known = [limit for limit in (limits.parallel_calls, template.max_calls) if limit is not None]
+    limit = min(known, default=len(reply.calls))
+    left_out = [
+        f"{call.name} was not called: a turn may have {limit} {'call' if limit == 1 else 'calls'} at most."
+        " Call it in your next turn."
+        for call in reply.calls[limit:]
+    ]
+    return replace(reply, calls=reply.calls[:limit], problems=(*reply.problems, *left_out)[:MAX_PROBLEMS])
+
+
+SYSTEM_ROLES = ("system", "developer")
+
+
+def add_instructions(messages: Sequence[Mapping[str, Any]], specs: Sequence[ToolSpec]) -> Sequence[Mapping[str, Any]]:
+    """The messages with the instructions of the offered tools' servers after the system prompt, or as one."""
+    first = messages[0] if messages else None
+    known = str(first["content"]) if first is not None and first["role"] in SYSTEM_ROLES else ""
+    texts = dict.fromkeys(spec.instructions for spec in specs if spec.instructions and spec.instructions not in known)
+    if not texts:
+        return messages
+    text = "\n\n".join(texts)
+    if first is None or first["role"] not in SYSTEM_ROLES:
+        return ({"role": "system", "content": text}, *messages)
+    content = first["content"]
+    joined = f"{content}\n\n{text}" if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    return ({**first, "content": joined}, *messages[1:])
+
+
+def find_offered(specs: Sequence[ToolSpec], tools: Sequence[Mapping[str, Any]]) -> Sequence[ToolSpec]:
+    """The gateway's tools that an agent offers the policy; agents put the name of their MCP client before a tool's."""
+    names = [str(tool["function"]["name"]) for tool in tools]
+    return [spec for spec in specs if any(_is_name_of(name, spec.name) for name in names)]
+
+
+def _is_name_of(offered: str, name: str) -> bool:
+    return re.search(rf"(?:^|[^A-Za-z0-9]){re.escape(name)}$", offered) is not None
+
 
 SAME_SEED_ATTEMPTS = 1
 """A rollout that infrastructure failed begins again with its seeds: others would prefer rollouts that are short, or
@@ -157,9 +207,9 @@ class _RolloutLoop:
                     await self._finish_stepper(stepper, stop.stop)
                     return stop
 
-    async def _finish_stepper(self, stepper: Any, stop: StopReason) -> None:
+    async def _finish_stepper(self, stepper: Stepper, stop: StopReason) -> None:
         """Lets a per-rollout stepper add infos and exclude spans from the loss."""
-        if hasattr(stepper, "finish") and not stop.is_infrastructure:
+        if isinstance(stepper, RolloutStepper) and not stop.is_infrastructure:
             end = await await_user_code(stepper.finish(self.turn, stop))
             self.infos.update(end.infos)
             self.builder.exclude_spans(end.excluded_spans)

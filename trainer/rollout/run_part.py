@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainer.rollout.settings import BaseRolloutSettings
     from trainer.rollout.steppers import Stepper
     from trainer.rollout.task import Task
-    from trainer.train.job import Job
+    from trainer.template import Template
 
 
 class Player(Protocol):
@@ -39,6 +39,21 @@ class Player(Protocol):
     def take_metrics(self) -> Mapping[str, float]:
         """What happened since the last call."""
         ...
+
+
+class PlayedJob(Protocol):
+    """The job whose rollouts are played."""
+
+    @property
+    def settings(self) -> Any:
+        """The run's settings."""
+        ...
+
+    @property
+    def model(self) -> Path: ...
+
+    @property
+    def template(self) -> Template: ...
 
 
 class OpenPlayer(Player, AbstractAsyncContextManager[Any], Protocol):
@@ -110,7 +125,7 @@ class RunPart(FrozenModel):
         return None
 
     def open_player(
-        self, job: Job, engine: Engine, folder: Path, log: Callable[[str], None], *, is_last: bool
+        self, job: PlayedJob, engine: Engine, folder: Path, log: Callable[[str], None], *, is_last: bool
     ) -> AbstractAsyncContextManager[Player | None]:
         """What plays the rollouts while an engine is up, and logs to `folder`; `is_last` is the run's last engine."""
         return nullcontext()

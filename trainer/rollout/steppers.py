@@ -9,7 +9,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gateway.await_user_code import await_user_code
 from gateway.chat_messages import chat_content, tool_messages
@@ -109,6 +109,7 @@ class RolloutEnd:
     """For each of the policy's turns, over all ledgers, the spans of its ids to exclude from the loss."""
 
 
+@runtime_checkable
 class RolloutStepper(Stepper, Protocol):
     """A stepper of a single rollout, which may keep state."""
 
@@ -117,6 +118,7 @@ class RolloutStepper(Stepper, Protocol):
         ...
 
 
+@runtime_checkable
 class StepperFactory(Stepper, Protocol):
     """A plug-in that creates a stepper and the opening messages for each rollout."""
 
@@ -126,10 +128,10 @@ class StepperFactory(Stepper, Protocol):
 @asynccontextmanager
 async def open_stepper(stepper: Stepper, start: RolloutStart) -> AsyncIterator[tuple[Step, Stepper | RolloutStepper]]:
     """The opening step and the stepper for one rollout."""
-    if not hasattr(stepper, "begin"):
+    if not isinstance(stepper, StepperFactory):
         yield Step(history=start.task.messages), stepper
         return
-    async with cast(StepperFactory, stepper).begin(start) as opened:
+    async with stepper.begin(start) as opened:
         yield opened
 
 

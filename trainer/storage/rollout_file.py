@@ -27,8 +27,7 @@ from gateway.disk_errors import describe_write_error, require_linked, sync_path
 from gateway.line_file import MAX_LINE_BYTES
 from trainer.rollout.rollout import Rollout
 from trainer.storage import token_credit
-from trainer.storage.blobs import BlobFolder
-from trainer.storage.rollout_line import dump_rollout, load_rollout
+from trainer.storage.rollout_line import BlobFolder, dump_rollout, load_rollout
 from trainer.storage.rollout_summary import RolloutSummary, load_summary
 
 CHUNK_BYTES = 1 << 20

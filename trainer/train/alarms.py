@@ -1,18 +1,160 @@
-"""Alarms about training that goes wrong quietly, with likely cause and remedy; `train_loop.py` prints them.
-
-Alarms only print; they change nothing. Each is printed once, and again only after its sign was gone for some steps.
-"""
+"""Alarms about a run that goes wrong: what they read of its metrics, and each with its remedy."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import fsum, isfinite, log
+from dataclasses import dataclass, field
+from math import fsum, isfinite, log, sqrt
+from statistics import median
 
 from gateway.types import EMPTY, Outcome
 from trainer.rollout.rollout import StopReason
-from trainer.train.alarm_input import AlarmInput, Metrics, find_rise, format_alarm, get_finite, mean
-from trainer.train.stragglers import check_stragglers
+
+Metrics = Mapping[str, float]
+
+STANDARD_ERRORS = 3.0
+"""Standard errors by which a metric must have risen."""
+UNTRAINED = 0.9
+"""A model whose tokens are this close to equally likely has random weights; as a share of the largest entropy."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmInput:
+    """The metrics that alarms are decided by."""
+
+    latest: Metrics
+    history: Sequence[Metrics] = ()
+    """Oldest first, `latest` included."""
+    first_steps: Sequence[Metrics] = ()
+    lost_reasons: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    """Why rollouts were lost, with the number for each reason."""
+    group_size: int = 0
+    """Rollouts of a task; 0 if it is unknown."""
+    vocabulary: int = 0
+    """The model's number of tokens; 0 if it is unknown."""
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether the policy samples its tokens as if all were equally likely."""
+        logprob = get_finite(self.latest, "rollout/logprob")
+        return self.vocabulary > 1 and logprob is not None and -logprob >= UNTRAINED * log(self.vocabulary)
+
+
+def format_alarm(seen: str, cause: str, remedy: str) -> str:
+    """What was seen, its likely cause, and the remedy."""
+    return f"{seen}\n  likely: {cause}\n  remedy: {remedy}"
+
+
+def get_finite(metrics: Metrics, name: str) -> float | None:
+    """The metric, if it is there and finite."""
+    value = metrics.get(name)
+    return value if value is not None and isfinite(value) else None
+
+
+def finite_values(history: Sequence[Metrics], name: str) -> list[float]:
+    """The metric of each step that has it."""
+    return [value for metrics in history if (value := get_finite(metrics, name)) is not None]
+
+
+def mean(history: Sequence[Metrics], name: str) -> float | None:
+    """The mean over the steps that have the metric."""
+    values = finite_values(history, name)
+    return fsum(values) / len(values) if values else None
+
+
+def find_rise(history: Sequence[Metrics], name: str) -> tuple[float, float] | None:
+    """The means of the first and the last third, if the rise exceeds what their scatter explains."""
+    values = finite_values(history, name)
+    third = len(values) // 3
+    if third < 2:
+        return None
+    first, last = values[:third], values[-third:]
+    (low, low_error), (high, high_error) = _mean_and_error(first), _mean_and_error(last)
+    return (low, high) if high - low > STANDARD_ERRORS * sqrt(low_error + high_error) + 1e-9 else None
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and its squared standard error."""
+    mean = fsum(values) / len(values)
+    return mean, fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
+
+
+STRAGGLER_STEPS = 5
+"""Steps in a row in which it must have been slow."""
+SLOW_RANK, SLOW_WORKER = 1.5, 2.0
+"""How many times slower than the median of the others."""
+MIN_TURN_S = 0.05
+"""A worker that answers within this time is fast enough, whatever the others do."""
+RANK_PREFIX, WORKER_PREFIX = "distributed/tokens_per_s/", "workers/turn_s/"
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """Who is slow, and by how much at least."""
+
+    name: str
+    times: float
+    is_rank: bool
+
+
+def find_straggler(history: Sequence[Mapping[str, float]]) -> Straggler | None:
+    """The slowest of those that were slow in each of the latest steps; None if there is none."""
+    steps = list(history)[-STRAGGLER_STEPS:]
+    if len(steps) < STRAGGLER_STEPS:
+        return None
+    ranks = [_rank_seconds(metrics) for metrics in steps]
+    workers = [_read(metrics, WORKER_PREFIX) for metrics in steps]
+    found = [
+        *(Straggler(name.replace("_", " "), times, True) for name, times in _find_slow(ranks, SLOW_RANK)),
+        *(
+            Straggler(name, times, False)
+            for name, times in _find_slow(workers, SLOW_WORKER)
+            if min(seconds[name] for seconds in workers) > MIN_TURN_S
+        ),
+    ]
+    return max(found, key=lambda straggler: straggler.times, default=None)
+
+
+def _find_slow(steps: Sequence[Mapping[str, float]], least: float) -> list[tuple[str, float]]:
+    """Those that took at least so many times longer than the median of the others in all steps."""
+    slow = []
+    for name in sorted(set.intersection(*(set(seconds) for seconds in steps))):
+        others = [[value for other, value in seconds.items() if other != name] for seconds in steps]
+        if all(others):
+            times = min(seconds[name] / median(rest) for seconds, rest in zip(steps, others, strict=True))
+            slow += [(name, times)] if times >= least else []
+    return slow
+
+
+def _rank_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of each rank for a token: a rank with more to compute is not slow."""
+    return {name: 1 / speed for name, speed in _read(metrics, RANK_PREFIX).items()}
+
+
+def _read(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    found = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+    return {name: value for name, value in found.items() if value > 0}
+
+
+def check_stragglers(given: AlarmInput) -> str | None:
+    """Alarms if a rank or a rollout worker is persistently slower than the others."""
+    straggler = find_straggler(given.history)
+    if straggler is None:
+        return None
+    if straggler.is_rank:
+        return format_alarm(
+            f"{straggler.name} takes {straggler.times:.1f} times as long for a token as the other ranks",
+            "its GPU is throttled or shared with another process; all ranks wait for it in every layer",
+            "look at that machine's clocks, temperature and processes, or leave it out: `--resume` takes any number of"
+            " ranks",
+        )
+    return format_alarm(
+        f"the rollout worker {straggler.name} takes {straggler.times:.1f} times as long between turns as the others",
+        "its machine is overloaded or far away, or its own tool servers are slow",
+        "look at that machine's load; end that worker, or start more of them elsewhere",
+    )
+
 
 HISTORY_STEPS, QUIET_STEPS = 200, 5
 """Steps that alarms look back on, and those without a sign before an alarm may be printed again."""

@@ -1,9 +1,4 @@
-"""Writes and reads checkpoints: each is complete or absent, and every byte is verified before a run resumes from it.
-
-RUN/checkpoints/000012/          the model as `save_pretrained` writes it and the optimizer, or both in shards, and
-RUN/checkpoints/000012/state.json    the run's state, and the sha256 of every other file
-RUN/checkpoints/.writing-000013-5a1f09c2/    one that is being written
-"""
+"""Checkpoints of a run: written whole, found again, the best one kept, and what the disk must have free."""
 
 from __future__ import annotations
 
@@ -20,11 +15,83 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from gateway.disk_errors import require_same_folder, sync_path, write_error_reason, write_error_remedy
-from trainer.policy.errors import PolicyError
+from gateway.disk_errors import require_same_folder, sync_path, write_atomically, write_error_reason, write_error_remedy
+from trainer.policy.memory_parts import GIB, count_adapter_parameters, load_meta_model
+from trainer.policy.settings import PolicyError, UpdateSettings
 from trainer.storage.rollout_file import resume_hint
+from trainer.train.settings import TrainSettings
 from trainer.weight_files import share_weight_files
 from trainer.worker_thread import run_in_background
+
+BEST_FILE = "best.json"
+METRIC = "eval/greedy"
+TASKS_METRIC, LOST_METRIC = "eval/tasks", "eval/lost"
+MIN_SCORED = 0.9
+"""The share of an evaluation's tasks that must be scored: the few that an outage leaves may be the easy ones."""
+
+
+def measured_value(metrics: Mapping[str, float]) -> float | None:
+    """An evaluation's success, if nearly all of its tasks were scored, so that it may be compared with others."""
+    scored, lost = metrics.get(TASKS_METRIC, 0.0), metrics.get(LOST_METRIC, 0.0)
+    return metrics.get(METRIC) if scored and scored >= MIN_SCORED * (scored + lost) else None
+
+
+class BestCheckpoint:
+    """The step with the highest `eval/greedy` so far, and its value. Step 0 is the model before training."""
+
+    def __init__(self, run: Path, step: int = 0) -> None:
+        """`step` is the one that the run goes on from: what came after it is measured again."""
+        self.file, self.step, self.value = run / BEST_FILE, 0, -1.0
+        try:
+            saved = json.loads(self.file.read_text(encoding="utf-8"))
+            best_step, value = int(saved["step"]), float(saved[METRIC])
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if 0 < best_step <= step or (step and not best_step):
+            self.step, self.value = best_step, value
+
+    def is_improved_by(self, value: float | None) -> bool:
+        """Whether an evaluation is better than all before."""
+        return value is not None and value > self.value
+
+    def record(self, step: int, value: float) -> None:
+        """Makes this step the best; its checkpoint is on the disk."""
+        self.step, self.value = step, value
+        write_atomically(self.file, (json.dumps({"step": step, METRIC: value}) + "\n").encode())
+
+
+FLOAT_BYTES = 4
+
+
+def forecast_checkpoints(settings: TrainSettings, model: Path, parameters: int, folder: Path) -> tuple[str, str] | None:
+    """A problem and its remedy if a run's checkpoints will not fit on the disk."""
+    size = estimate_checkpoint(settings.update, model, parameters)
+    kept = settings.checkpoint.keep + bool(settings.evaluation.every)
+    needed, free = (kept + 1) * size, _free_bytes(folder)
+    if needed <= free:
+        return None
+    best = ", the best one" if settings.evaluation.every else ""
+    problem = (
+        f"checkpoints will take up to {needed / GIB:.1f} GiB: {size / GIB:.1f} GiB for each of the latest"
+        f" {settings.checkpoint.keep}{best} and the one that is being written;"
+        f" {free / GIB:.1f} GiB are free at {folder}"
+    )
+    lower = "lower `checkpoint.keep`, " if settings.checkpoint.keep > 2 else ""
+    return problem, f"{lower}free some space, or name a folder on another disk with --out"
+
+
+def estimate_checkpoint(update: UpdateSettings, model: Path, parameters: int) -> int:
+    """Bytes of weights and two optimizer moments in float32; with LoRA only those of the adapters."""
+    trained = count_adapter_parameters(load_meta_model(model), update) if update.lora else parameters
+    critic = parameters if update.critic else 0
+    return 3 * FLOAT_BYTES * (trained + critic)
+
+
+def _free_bytes(folder: Path) -> int:
+    """Free bytes where the folder is, or will be."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
 
 CHECKPOINTS_FOLDER = "checkpoints"
 STATE_FILE = "state.json"

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from trainer.check import check_parts, describe_images, example_rollout
 from trainer.finding import Finding, print_finding
-from trainer.policy.learning_rate import describe_rates
 from trainer.policy.memory_parts import GIB
+from trainer.policy.optimizers import describe_rates
 from trainer.template.errors import TemplateError
 from trainer.train import modes
 from trainer.train.job import Job, open_job

@@ -11,12 +11,20 @@ from pathlib import Path
 from gateway.disk_errors import describe_write_error
 from gateway.errors import ConfigError, GatewayError
 from trainer.model import ModelError
-from trainer.policy.errors import PolicyError
 from trainer.policy.export_model import has_adapters, write_adapters, write_model
+from trainer.policy.settings import PolicyError
 from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import RUN_INFO_FILE, read_run_info
-from trainer.train.best_checkpoint import BEST_FILE, METRIC, BestCheckpoint
-from trainer.train.checkpoint import CHECKPOINTS_FOLDER, STATE_FILE, Checkpoint, Checkpoints, load_checkpoint
+from trainer.train.checkpoint import (
+    BEST_FILE,
+    CHECKPOINTS_FOLDER,
+    METRIC,
+    STATE_FILE,
+    BestCheckpoint,
+    Checkpoint,
+    Checkpoints,
+    load_checkpoint,
+)
 from trainer.train.job import PROCESSOR_FILES, TOKENIZER_FILES
 from trainer.weight_files import share_weight_files
 

@@ -18,13 +18,20 @@ from gateway.session import AnyGateway
 from gateway.tool_table import Source
 from trainer.algorithms.token_weights import TokenWeightFn, bind_decoder, load_token_weight_fn
 from trainer.data.curriculum import TaskStream
-from trainer.data.examples import CHECKED_TASKS, WarmStartProgress, example_names, load_example, require_example
 from trainer.data.state_names import check_state_names
-from trainer.data.tasks import check_task_names, iterate_texts
+from trainer.data.tasks import (
+    CHECKED_TASKS,
+    WarmStartProgress,
+    check_task_names,
+    example_names,
+    iterate_texts,
+    load_example,
+    require_example,
+)
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.engine.base import Engine
 from trainer.engines import Log, WeightSource, leave_gpus, make_engine
-from trainer.policy.learning_rate import choose_rates
+from trainer.policy.optimizers import choose_rates
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.scorer import GivenRewards, Scorer
 from trainer.rollout.loop import RolloutRunner
@@ -172,9 +179,9 @@ def _check_complete(folder: Path) -> Path:
 
 def _count_parameters(model: Path) -> int:
     """How many parameters the model has. Raises ConfigError for weight files that are missing, cut off or another's."""
+    from trainer.policy.export_model import require_matching_weights
+    from trainer.policy.memory_parts import load_meta_model
     from trainer.policy.memory_plan import weight_bytes
-    from trainer.policy.meta_model import load_meta_model
-    from trainer.policy.stored_weights import require_matching_weights
 
     weights, skeleton = read_weight_files(model), load_meta_model(model)
     require_matching_weights(model, weights, skeleton)

@@ -12,21 +12,20 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.base import plain_text
 from gateway.types import ToolSpec
 from trainer.algorithms.train_batch import can_learn_from_single_rollouts
-from trainer.data.examples import CHECKED_TASKS, example_names
-from trainer.data.tasks import iterate_texts
-from trainer.distributed.mesh import count_ranks, count_shards
+from trainer.data.tasks import CHECKED_TASKS, example_names, iterate_texts
 from trainer.distributed.rank_environment import count_local_ranks
+from trainer.distributed.settings import count_ranks, count_shards
 from trainer.finding import Finding, Grade
-from trainer.policy.adapter_size import find_unknown_targets
-from trainer.policy.learning_rate import find_unusual_rate
-from trainer.policy.meta_model import load_meta_model
+from trainer.policy.memory_parts import find_unknown_targets, load_meta_model
+from trainer.policy.optimizers import find_unusual_rate
 from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
 from trainer.reward.functions import find_truth_problem
-from trainer.rollout.instructions import add_instructions
+from trainer.rollout.loop import add_instructions
+from trainer.rollout.steppers import StepperFactory
 from trainer.rollout.task import Task
 from trainer.template import Template, TemplateError
 from trainer.template.media_layout import has_media
-from trainer.train.disk_space import forecast_checkpoints
+from trainer.train.checkpoint import forecast_checkpoints
 from trainer.train.job import Job
 from trainer.train.run_folder import RUNS
 
@@ -66,7 +65,7 @@ def find_problems(job: Job) -> Iterator[Finding]:
             rows.add(task)
         yield from rows.find_truth_problems()
         acts_unseen = any(part.acts_unseen for part in parts)
-        if not acts_unseen and not hasattr(job.stepper, "begin"):  # It may replace the row's messages.
+        if not acts_unseen and not isinstance(job.stepper, StepperFactory):  # It may replace the row's messages.
             yield from rows.find_long_prompts()
 
 

@@ -11,7 +11,7 @@ from gateway.config.base import FrozenModel
 from gateway.config.sections import make_sections
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.data.curriculum import Curriculum
-from trainer.data.examples import example_names
+from trainer.data.tasks import example_names
 from trainer.distributed.settings import DistributedSettings
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.settings import RewardSettings

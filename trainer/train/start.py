@@ -14,14 +14,14 @@ from rich.console import Console
 
 from gateway.errors import ConfigError
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed.mesh import count_ranks, find_mesh
-from trainer.distributed.restart_count import RESTARTS_KEY, RankRestarts, count_restarts
+from trainer.distributed.rank_environment import RESTARTS_KEY, RankRestarts, count_restarts
+from trainer.distributed.settings import count_ranks, find_mesh
 from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
 from trainer.policy import rng
-from trainer.policy.learning_rate import describe_rates, keep_rates
 from trainer.policy.memory_parts import MemoryPart
 from trainer.policy.memory_plan import plan_other_rank
+from trainer.policy.optimizers import describe_rates, keep_rates
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.storage.rollout_file import RolloutWriter, resume_hint
@@ -30,12 +30,18 @@ from trainer.storage.run_status import StatusFile
 from trainer.train import modes
 from trainer.train.alarms import Alarms
 from trainer.train.checkpoint import Checkpoint
-from trainer.train.data_fingerprint import Fingerprint, fingerprint_tasks
 from trainer.train.evaluate import compare_run
 from trainer.train.job import Job, JobObjects, open_job
 from trainer.train.preflight import find_warnings, plan_job, require_ready
 from trainer.train.reporters import Reporters, import_packages
-from trainer.train.run_folder import RunFolder, changed_settings, find_changed_data, use_start_model
+from trainer.train.run_folder import (
+    Fingerprint,
+    RunFolder,
+    changed_settings,
+    find_changed_data,
+    fingerprint_tasks,
+    use_start_model,
+)
 from trainer.train.settings import TrainSettings
 from trainer.train.train_loop import TrainLoop
 from trainer.view.progress import show_warm_start

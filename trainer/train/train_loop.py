@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from anyio import move_on_after, to_thread
 
 from gateway.disk_errors import describe_write_error
 from gateway.types import EMPTY
-from trainer.algorithms.train_batch import build_train_batch, compute_batch_metrics
-from trainer.distributed.restart_count import RESTARTS_KEY, RankRestarts
+from trainer.algorithms.train_batch import TrainBatch, build_train_batch, compute_batch_metrics
+from trainer.distributed.rank_environment import RESTARTS_KEY, RankRestarts
 from trainer.engine.base import NOT_FINITE, Engine, PolicyWeights
 from trainer.policy import rng
 from trainer.policy.lora import LoraWeights
@@ -27,20 +27,20 @@ from trainer.rollout.rollout import StopReason
 from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import MetricsWriter
 from trainer.train.alarms import Alarms
-from trainer.train.best_checkpoint import LOST_METRIC, METRIC, TASKS_METRIC, BestCheckpoint, measured_value
-from trainer.train.checkpoint import Finish
-from trainer.train.collect import StepCollector, StepRollouts
+from trainer.train.checkpoint import LOST_METRIC, METRIC, TASKS_METRIC, BestCheckpoint, Finish, measured_value
+from trainer.train.collect import StepCollector, StepRollouts, account_for_tokens
 from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.job import Job
 from trainer.train.modes import RolloutSource, make_rollout_source
 from trainer.train.reporters import Reporters
 from trainer.train.run_folder import TAPES, RunFolder
-from trainer.train.token_account import account_for_tokens
 from trainer.view.training_progress import TrainingProgress
 from trainer.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from gateway.loop_watchdog import LoopWatchdog
 
 SAVE_ROLLOUTS_S = 5.0
 """Seconds to save finished rollouts if the run is stopped during a step."""
@@ -50,6 +50,24 @@ PASSING_REASONS = (StopReason.ENGINE_FAILED, StopReason.TOOL_FAILED, StopReason.
 """Why rollouts are lost that the same settings may bring to their end the next time, but for weights that are NaN."""
 SHOWN_REASONS = 3
 """How many of the most frequent reasons are shown if no rollout of a step could be scored."""
+
+
+@runtime_checkable
+class RecordingGateway(Protocol):
+    """A gateway that writes a tape."""
+
+    @property
+    def recording_error(self) -> OSError | None:
+        """Why the tape cannot be written any more."""
+        ...
+
+
+@runtime_checkable
+class WatchedGateway(Protocol):
+    """A gateway in this process, which measures how long the event loop is blocked."""
+
+    @property
+    def loop_watchdog(self) -> LoopWatchdog: ...
 
 
 class NothingScoredError(Exception):
@@ -97,94 +115,98 @@ class TrainLoop:
     """Those of the ranks, if there are several."""
 
     async def run(self) -> None:
-        job, settings = self.job, self.job.settings
+        """Makes the steps that are left."""
+        job, settings, progress, thread = self.job, self.job.settings, self.progress, self.thread
         self.best = BestCheckpoint(self.folder.path, self.step)
         self.folder.checkpoints.best_step = self.best.step
-        if not self.step:
+        if not self.step and settings.evaluation.every:
             await self._evaluate_before()
-        on_extra = self.progress.add_rollouts if settings.mode == "synchronous" else _ignore_extra
-        collector = StepCollector(job.make_runner(self.engine, self.progress), job.scorer, settings, on_extra)
-        async with make_rollout_source(collector, job.task_stream, lambda: self.step) as source:
-            try:
-                while self.step < settings.steps:
-                    await self._run_step(self.step + 1, source)
-            except BaseException:
-                await self._finish_checkpoint()
-                raise
-            finally:
-                with move_on_after(SAVE_ROLLOUTS_S, shield=True):
-                    await to_thread.run_sync(self._save_rollouts, source.pending)
+        is_synchronous = settings.mode == "synchronous"
+        on_extra = progress.add_rollouts if is_synchronous else _ignore_extra
+        collector = StepCollector(job.make_runner(self.engine, progress), job.scorer, settings, on_extra)
+        async with (
+            make_rollout_source(collector, job.task_stream, lambda: self.step) as source,
+            self._saving_what_is_done(source),
+        ):
+            while self.step < settings.steps:
+                step = self.step + 1
+                progress.begin(step, settings.prompts * settings.n if is_synchronous else 0)
+                counters_before, rollout_bytes = dict(self.engine.counters), self.folder.rollout_bytes
+                with progress.phase(source.phase):  # Generate and score.
+                    rollouts = await source.take(step)
+                await to_thread.run_sync(self._save_rollouts, [rollouts])
+                self._require_tape()
+                metrics = {"step": float(step)} | self._measure_rollouts(rollouts, counters_before)
+                with progress.phase("learning"):
+                    has_released = is_synchronous and await self.engine.release_memory()
+                    if any(group.scored for group in rollouts.groups):
+                        batch = await thread.run(partial(self._build_batch, rollouts))
+                        metrics |= await thread.run(partial(self.updater.train_step, batch))
+                        metrics |= await thread.run(partial(self._account_for_batch, rollouts, batch))
+                    else:
+                        metrics |= account_for_tokens(rollouts).metrics
+                    while self.updater.pending_notes:
+                        progress.print_message(self.updater.pending_notes.pop(0))
+                    if has_released:
+                        self.policy.release_cached_memory()
+                if not any(group.scored for group in rollouts.scored):
+                    self._report(metrics, rollouts.lost_reasons, is_reported=True)
+                    if self.saved_step != self.step:  # A resumed run draws the tasks of this step again.
+                        await self._save(rollout_bytes)
+                        await self._wait_until_saved()
+                    raise NothingScoredError(step, rollouts.lost_reasons)
+                with progress.phase(source.phase):
+                    await source.wait_until_idle()
+                with progress.phase("publishing"):
+                    metrics |= await self._publish(step)
+                self.step = step
+                job.task_stream.finish_step(step - 1, metrics.get("success/sampled"))
+                job.task_stream.mark_done(rollouts.draws)
+                source.on_published()
+                if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
+                    metrics |= await self._evaluate()
+                self._report(metrics, rollouts.lost_reasons)
+                await self._save_if_due(measured_value(metrics))
         if self.saved_step != self.step:
             await self._save()
-        with self.progress.phase("saving"):
-            await to_thread.run_sync(self.folder.checkpoints.wait)
+        await self._wait_until_saved()
 
-    async def _finish_checkpoint(self) -> None:
-        """Lets a checkpoint that is being written be whole, although the run ends with an error, which is told."""
-        with move_on_after(FINISH_CHECKPOINT_S, shield=True), suppress(Exception):
-            await to_thread.run_sync(self.folder.checkpoints.wait, abandon_on_cancel=True)
+    @asynccontextmanager
+    async def _saving_what_is_done(self, source: RolloutSource) -> AsyncIterator[None]:
+        """Saves the rollouts that no step has taken. If the run ends with an error, first lets a checkpoint that is
+        being written be whole."""
+        try:
+            yield
+        except BaseException:
+            with move_on_after(FINISH_CHECKPOINT_S, shield=True), suppress(Exception):
+                await to_thread.run_sync(self.folder.checkpoints.wait, abandon_on_cancel=True)
+            raise
+        finally:
+            with move_on_after(SAVE_ROLLOUTS_S, shield=True):
+                await to_thread.run_sync(self._save_rollouts, source.pending)
 
-    async def _run_step(self, step: int, source: RolloutSource) -> None:
-        progress, settings = self.progress, self.job.settings
-        is_synchronous = settings.mode == "synchronous"
-        progress.begin(step, settings.prompts * settings.n if is_synchronous else 0)
-        counters_before, rollout_bytes = dict(self.engine.counters), self.folder.rollout_bytes
-        with progress.phase(source.phase):
-            rollouts = await source.take(step)
-        await to_thread.run_sync(self._save_rollouts, [rollouts])
-        self._require_tape()
-        by_kind = Evaluation.from_groups(rollouts.scored, 0, settings.evaluation.kind)
+    def _measure_rollouts(self, rollouts: StepRollouts, counters_before: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of a step's rollouts, of the engine that generated them, and of plug-ins."""
+        job = self.job
+        by_kind = Evaluation.from_groups(rollouts.scored, 0, job.settings.evaluation.kind)
         metrics = (
-            {"step": float(step), "policy/version": float(self.step)}
+            {"policy/version": float(self.step)}
             | compute_reward_metrics(rollouts.scored)
             | compute_reward_times(rollouts.scored)
-            | self.job.scorer.given.take_metrics()
+            | job.scorer.given.take_metrics()
             | rollouts.metrics(self.step)
-            | self._part_metrics(rollouts)
+            | (dict(job.engine_player.take_metrics()) if job.engine_player else {})
+        )
+        for part in job.settings.parts:
+            metrics |= part.compute_metrics(rollouts.finished)
+        return (
+            metrics
             | by_kind.metrics_by_kind("success/sampled")
             | by_kind.kind_shares("rollout/kind")
-            | ({} if is_synchronous else rollouts.staleness_metrics(self.step))
+            | ({} if job.settings.mode == "synchronous" else rollouts.staleness_metrics(self.step))
             | (self.restarts.take_metrics() if self.restarts else {})
             | {f"engine/{name}": now - counters_before.get(name, 0) for name, now in self.engine.counters.items()}
         )
-        with progress.phase("learning"):
-            has_released = is_synchronous and await self.engine.release_memory()
-            metrics |= await self.thread.run(partial(self._update, rollouts))
-            while self.updater.pending_notes:
-                progress.print_message(self.updater.pending_notes.pop(0))
-            if has_released:
-                self.policy.release_cached_memory()
-        if not any(group.scored for group in rollouts.scored):
-            self._report(metrics, rollouts.lost_reasons, is_reported=True)
-            await self._save_before(rollout_bytes)
-            raise NothingScoredError(step, rollouts.lost_reasons)
-        with progress.phase(source.phase):
-            await source.wait_until_idle()
-        with progress.phase("publishing"):
-            metrics |= await self._publish(step)
-        if agreement := self.engine.agreement:
-            metrics |= agreement.metrics
-        self.step = step
-        self.job.task_stream.finish_step(step - 1, metrics.get("success/sampled"))
-        self.job.task_stream.mark_done(rollouts.draws)
-        source.on_published()
-        if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
-            metrics |= await self._evaluate()
-        self._report(metrics, rollouts.lost_reasons)
-        if self.best.is_improved_by(measured_value(metrics)):
-            await self._save()
-            with progress.phase("saving"):  # Until it is on the disk, the one before it is the best.
-                await to_thread.run_sync(self.folder.checkpoints.wait)
-            self._record_best(metrics[METRIC])
-        else:
-            await self._save_if_due()
-
-    def _part_metrics(self, rollouts: StepRollouts) -> dict[str, float]:
-        """Metrics of plug-ins: of what they played, and of who played it."""
-        metrics = dict(self.job.engine_player.take_metrics()) if self.job.engine_player else {}
-        for part in self.job.settings.parts:
-            metrics |= part.compute_metrics(rollouts.finished)
-        return metrics
 
     async def _publish(self, step: int) -> dict[str, float]:
         """Gives the engine the new weights; returns the seconds of each stage, and what each server got."""
@@ -197,7 +219,8 @@ class TrainLoop:
             await self.thread.run(weights.free)
         metrics = {"time/publish/gather_s": gather_s, "time/publish/transfer_s": total - gather_s}
         sent = self.engine.published_bytes
-        return metrics | ({"publish/megabytes": sent / 1e6} if sent else {})
+        metrics |= {"publish/megabytes": sent / 1e6} if sent else {}
+        return metrics | (agreement.metrics if (agreement := self.engine.agreement) else {})
 
     def _take_weights(self) -> Mapping[str, Tensor]:
         """The weights. If the engine needs adapters merged, that is done here, in the training thread."""
@@ -208,8 +231,8 @@ class TrainLoop:
 
     def _require_tape(self) -> None:
         """Ends the run if its tape cannot be written: no call is answered any more."""
-        error: OSError | None = getattr(self.job.gateway, "recording_error", None)
-        if error is not None:
+        gateway = self.job.gateway
+        if isinstance(gateway, RecordingGateway) and (error := gateway.recording_error) is not None:
             run = self.folder.path
             raise RunError(describe_write_error(run / TAPES, error, resume_hint(run))) from error
 
@@ -219,14 +242,14 @@ class TrainLoop:
             for rollout in step_rollouts.rollouts:
                 self.writer.add(rollout)
 
-    def _update(self, rollouts: StepRollouts) -> dict[str, float]:
-        """Trains on a step's groups, and accounts for every token that was sampled for it."""
-        if not any(group.scored for group in rollouts.groups):
-            return account_for_tokens(rollouts).metrics
-        batch = build_train_batch(rollouts.groups, self.job.settings.algorithm, self.job.token_weight_fn, self.step)
-        metrics = compute_batch_metrics(batch) | self.updater.train_step(batch)
+    def _build_batch(self, rollouts: StepRollouts) -> TrainBatch:
+        return build_train_batch(rollouts.groups, self.job.settings.algorithm, self.job.token_weight_fn, self.step)
+
+    def _account_for_batch(self, rollouts: StepRollouts, batch: TrainBatch) -> dict[str, float]:
+        """Saves what the batch's tokens were credited with; metrics of every token that was sampled for the step."""
         self.writer.add_credits(self.step + 1, self.updater.last_rows)
-        return metrics | account_for_tokens(rollouts, self.updater.last_rows, self.updater.last_trained).metrics
+        account = account_for_tokens(rollouts, self.updater.last_rows, self.updater.last_trained)
+        return compute_batch_metrics(batch) | account.metrics
 
     async def _evaluate(self) -> dict[str, float]:
         """Evaluates a few held-out tasks with greedy decoding."""
@@ -245,11 +268,11 @@ class TrainLoop:
         return metrics | evaluation.metrics_by_kind(METRIC)
 
     async def _evaluate_before(self) -> None:
-        if self.job.settings.evaluation.every:
-            metrics = await self._evaluate()
-            self._report({"step": 0.0} | metrics)
-            if (value := measured_value(metrics)) is not None:
-                self._record_best(value)
+        """Evaluates the model before its first step."""
+        metrics = await self._evaluate()
+        self._report({"step": 0.0} | metrics)
+        if (value := measured_value(metrics)) is not None:
+            self._record_best(value)
 
     def _record_best(self, value: float) -> None:
         """The present step is the best; the checkpoint of the one before it may go."""
@@ -262,15 +285,21 @@ class TrainLoop:
         """Writes a step's metrics, and prints progress and alarms, unless what is wrong is told by an error."""
         step = int(metrics.pop("step"))
         metrics = metrics | self.progress.take_metrics()
-        if (watchdog := getattr(self.job.gateway, "loop_watchdog", None)) is not None:
-            metrics["engine/loop_blocked_seconds"] = watchdog.take_longest()
+        if isinstance(self.job.gateway, WatchedGateway):
+            metrics["engine/loop_blocked_seconds"] = self.job.gateway.loop_watchdog.take_longest()
         self.metrics.add(step, metrics)
         self.reporters.log(step, metrics)
         for alarm in () if is_reported else self.alarms.check(metrics, lost_reasons):
             self.progress.print_message(alarm)
         self.progress.end_step(step, metrics)
 
-    async def _save_if_due(self) -> None:
+    async def _save_if_due(self, value: float | None) -> None:
+        """Saves the present step if its evaluation, if there is one, is the best, or if it is time to."""
+        if value is not None and self.best.is_improved_by(value):
+            await self._save()
+            await self._wait_until_saved()  # Until it is on the disk, the one before it is the best.
+            self._record_best(value)
+            return
         self.folder.checkpoints.raise_failure()
         checkpoint, now = self.job.settings.checkpoint, time.monotonic()
         if checkpoint.every is None:
@@ -280,11 +309,7 @@ class TrainLoop:
         if is_due:
             await self._save()
 
-    async def _save_before(self, rollout_bytes: int) -> None:
-        """Saves the steps before one that trained nothing. A resumed run draws that one's tasks again."""
-        if self.saved_step == self.step:
-            return
-        await self._save(rollout_bytes)
+    async def _wait_until_saved(self) -> None:
         with self.progress.phase("saving"):
             await to_thread.run_sync(self.folder.checkpoints.wait)
 

@@ -14,7 +14,7 @@ from trainer.rollout.rollout import Rollout
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import METRICS_FILE, read_metrics
 from trainer.storage.token_credit import get_step
-from trainer.view.curves import SuccessCriterion
+from trainer.view.plot import SuccessCriterion
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]

@@ -11,7 +11,7 @@ import pytest
 from gateway.types import ToolSpec
 from tests.plugins.agents.agent_harness import TEMPLATE, Requests, open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
-from trainer.rollout.instructions import find_offered
+from trainer.rollout.loop import find_offered
 
 pytestmark = pytest.mark.anyio
 

@@ -17,8 +17,8 @@ import typer
 from tests.plugins.cluster.jobs import HOSTILE, read_lines, write_job, write_program
 from tests.trainer.cli_data import RunCommand
 from tests.waiting import wait_until
-from trainer.cli.rank import keep_exit_code
-from trainer.distributed.exit_code import FILE_VARIABLE
+from trainer.cli.rank_command import keep_exit_code
+from trainer.distributed.rank_environment import FILE_VARIABLE
 
 SBATCH_OPTIONS = {
     "account", "array", "begin", "chdir", "comment", "constraint", "container", "cores-per-socket", "cpus-per-gpu",

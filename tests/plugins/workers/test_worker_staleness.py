@@ -22,8 +22,8 @@ from trainer.data.curriculum import Curriculum, TaskStream
 from trainer.engine.base import Generation, Sampling
 from trainer.reward.scorer import Scorer
 from trainer.rollout.rollout import Rollout
-from trainer.train.async_queue import AsyncRollouts
 from trainer.train.collect import StepCollector, StepRollouts
+from trainer.train.modes import AsyncRollouts
 from trainer.train.settings import TrainSettings
 
 pytestmark = pytest.mark.anyio

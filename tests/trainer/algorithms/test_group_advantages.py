@@ -10,10 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.algorithms.dapo import overlong_penalty
+from trainer.algorithms.named_algorithms import ALGORITHMS, overlong_penalty, whiten
 from trainer.algorithms.packing import NotFiniteError, check_rollouts_finite
-from trainer.algorithms.reinforce_pp import whiten
-from trainer.algorithms.table import ALGORITHMS
 
 GROUPED = sorted(set(ALGORITHMS) - {"reinforce_pp"})
 rewards = st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.7, 1.0, -2.0]), st.sampled_from([-7, 0, 3])), min_size=1)

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.algorithms import reference_loops
-from trainer.algorithms.aggregate import StepTotals
-from trainer.algorithms.kl import estimate_kl
-from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.loss import StepTotals, compute_loss, estimate_kl
 from trainer.algorithms.packing import Batch, BatchRow, pack
 from trainer.algorithms.settings import AlgorithmSettings, Estimator, KLSettings
 

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.algorithms import reference_loops
-from trainer.algorithms.aggregate import StepTotals
-from trainer.algorithms.loss import compute_loss
-from trainer.algorithms.mismatch import compute_importance_weights, measure_mismatch
+from trainer.algorithms.loss import StepTotals, compute_importance_weights, compute_loss, measure_mismatch
 from trainer.algorithms.packing import BatchRow
 from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
 

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer.algorithms import reference_loops
-from trainer.algorithms.aggregate import StepTotals
-from trainer.algorithms.base import Clip, clip_objective
-from trainer.algorithms.loss import compute_loss, resolve_clip
+from trainer.algorithms.loss import StepTotals, compute_loss, resolve_clip
+from trainer.algorithms.named_algorithms import ALGORITHMS, Clip, clip_objective
 from trainer.algorithms.packing import Batch
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings, MismatchSettings, Name
-from trainer.algorithms.table import ALGORITHMS
 
 ALL = sorted(ALGORITHMS)
 seeds = st.integers(0, 10_000)

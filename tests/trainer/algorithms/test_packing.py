@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.algorithms import reference_loops
-from trainer.algorithms.aggregate import StepTotals, aggregate_loss
-from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.loss import StepTotals, aggregate_loss, compute_loss
 from trainer.algorithms.packing import BatchRow, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from tests.trainer.algorithms.scored_groups import group, groups, outcomes, scored
 from trainer.algorithms.advantages import TokenAdvantages, compute_token_advantages
-from trainer.algorithms.aggregate import StepTotals, aggregate_loss
-from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.loss import StepTotals, aggregate_loss, compute_loss
+from trainer.algorithms.named_algorithms import ALGORITHMS
 from trainer.algorithms.packing import Batch, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.table import ALGORITHMS
 from trainer.algorithms.token_weights import weigh_all_turns, weigh_last_turn
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence, build_train_batch
 from trainer.reward.scorer import ScoredGroup

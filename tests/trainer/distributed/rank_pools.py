@@ -17,8 +17,7 @@ from tests.trainer.vision.vision_models import picture
 from tests.trainer.vision.vision_sequences import ledger_of
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
-from trainer.distributed.connect_ranks import connect_ranks
-from trainer.distributed.launch_ranks import LocalRanks
+from trainer.distributed.connect_ranks import LocalRanks, connect_ranks
 from trainer.distributed.lead import LeadPolicy, LeadUpdater
 from trainer.distributed.rank_commands import END, LeaderChannel
 from trainer.distributed.settings import DistributedSettings
@@ -35,7 +34,7 @@ def running_ranks(size: int, folder: Path, **settings: Any) -> Iterator[LeaderCh
     """Other ranks as processes, which have imported torch and transformers already; this process is rank 0."""
     distributed = DistributedSettings(**{"ranks": size, "timeout_s": TIMEOUT_S, **settings})
     with ExitStack() as stack:
-        with patch("trainer.distributed.launch_ranks.subprocess.Popen", ForkedPopen):
+        with patch("trainer.distributed.connect_ranks.subprocess.Popen", ForkedPopen):
             local = stack.enter_context(LocalRanks(distributed, folder))
         ranks, names = connect_ranks(local.environment, distributed, local.listener, local.find_ended)
         channel = LeaderChannel(ranks, local.find_ended, names)

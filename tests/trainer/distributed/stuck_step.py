@@ -16,7 +16,7 @@ from tests.trainer.policy.tiny_policies import tiny_model
 from tests.waiting import wait_until
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.cli.errors import report_errors
-from trainer.cli.rank import keep_exit_code
+from trainer.cli.rank_command import keep_exit_code
 from trainer.distributed.connect_ranks import STAGE_KEY
 from trainer.distributed.lead import open_ranks
 from trainer.distributed.settings import DistributedSettings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.policy.deal_rows import MAX_IMBALANCE, deal_rows, shared_cost
+from trainer.policy.microbatch import MAX_IMBALANCE, deal_rows, shared_cost
 
 Rows = list[tuple[int, ...]]
 GROUPS = st.lists(

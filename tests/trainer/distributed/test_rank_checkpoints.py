@@ -26,9 +26,8 @@ from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.watchdog import Watchdog
 from trainer.distributed.write_shards import WRITTEN_KEY, find_unwritten
-from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
-from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
+from trainer.policy.settings import CriticSettings, LoraSettings, PolicyError, UpdateSettings
 from trainer.policy.shards import INDEX_FILE, SHARDS_FOLDER
 
 GAE = AlgorithmSettings.model_validate({"name": "reinforce_pp", "credit": {"kind": "gae"}})

@@ -17,10 +17,9 @@ from tests.trainer.processes import TIMEOUT_S, run_process
 from tests.waiting import wait_until
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainSequence
-from trainer.distributed.exit_code import FILE_VARIABLE
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.policy.errors import PolicyError
-from trainer.policy.settings import UpdateSettings
+from trainer.distributed.rank_environment import FILE_VARIABLE
+from trainer.policy.settings import PolicyError, UpdateSettings
 
 STUCK_S = 15.0
 """More than any other stage takes on a machine that stands still for seconds."""

@@ -21,7 +21,7 @@ from tests.trainer.distributed.rank_pools import make_updater, running_ranks
 from tests.trainer.distributed.test_any_number_of_ranks import LEARNING_RATE, batches_of
 from tests.trainer.policy.tiny_policies import tiny_model
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed.launch_ranks import MODULE
+from trainer.distributed.connect_ranks import MODULE
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.model import SHARDS_FOLDER, load_model
 from trainer.policy.policy import Policy

@@ -23,11 +23,10 @@ from tests.trainer.policy.tiny_policies import SIZES, tiny_model
 from tests.trainer.vision.vision_models import seeing_model
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.rank_commands import LeaderChannel
+from trainer.distributed.sharded_model import find_styles
 from trainer.distributed.sharded_weights import ShardedWeights
-from trainer.distributed.tensor_parallel import find_styles
-from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
-from trainer.policy.settings import UpdateSettings
+from trainer.policy.settings import PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
 TOLERANCE = 1e-5

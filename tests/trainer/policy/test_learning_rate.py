@@ -6,8 +6,7 @@ import pytest
 
 from tests.trainer.train.jobs import ROOT
 from trainer.cli.run_file import read_run_file
-from trainer.policy.learning_rate import choose_rates, find_unusual_rate, keep_rates
-from trainer.policy.optimizers import learning_rate_factor
+from trainer.policy.optimizers import choose_rates, find_unusual_rate, keep_rates, learning_rate_factor
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
 
 LORA = LoraSettings()

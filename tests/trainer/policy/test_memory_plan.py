@@ -13,12 +13,10 @@ from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch.kv_cache import KVCache, KVShape
-from trainer.policy.errors import PolicyError
-from trainer.policy.memory_parts import MemoryPlan
+from trainer.policy.memory_parts import MemoryPlan, load_meta_model
 from trainer.policy.memory_plan import plan_allocator, plan_memory, plan_update_pass
-from trainer.policy.meta_model import load_meta_model
 from trainer.policy.policy import Policy
-from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
+from trainer.policy.settings import CriticSettings, LoraSettings, PolicyError, UpdateSettings
 from trainer.rollout.settings import RolloutSettings
 from trainer.train.settings import TrainSettings
 

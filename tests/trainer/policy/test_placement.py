@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config
 
-from trainer.policy.errors import PolicyError
 from trainer.policy.memory_parts import GIB, MemoryPlan
 from trainer.policy.memory_plan import plan_memory
 from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD, Placement, plan_placement, shares_gpu_with_server
+from trainer.policy.settings import PolicyError
 from trainer.rollout.settings import ServingSettings
 from trainer.train.settings import TrainSettings
 

@@ -9,10 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.policy.tiny_policies import policy_logprobs, tiny_model
-from trainer.policy.errors import PolicyError
 from trainer.policy.optimizers import learning_rate_factor
 from trainer.policy.policy import Policy
-from trainer.policy.settings import UpdateSettings
+from trainer.policy.settings import PolicyError, UpdateSettings
 
 ROWS = [[1, 2, 3, 4], [7, 8, 9]]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.trainer.policy.tiny_policies import example_batch, model_gradient, policy_logprobs, tiny_model
 from trainer.algorithms.advantages import compute_token_advantages
-from trainer.algorithms.mismatch import measure_mismatch
+from trainer.algorithms.loss import measure_mismatch
 from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
 from trainer.algorithms.train_batch import TrainBatch
 from trainer.policy.microbatch import MetricMeans

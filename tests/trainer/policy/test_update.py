@@ -13,15 +13,13 @@ from torch import Tensor
 
 from tests.trainer.policy.tiny_policies import example_batch, model_gradient, tiny_model
 from trainer.algorithms.advantages import compute_token_advantages
-from trainer.algorithms.aggregate import StepTotals
-from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.loss import StepTotals, compute_loss
 from trainer.algorithms.packing import Batch, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings, CreditSettings, KLSettings
 from trainer.algorithms.train_batch import TrainBatch
-from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import Logprobs
 from trainer.policy.policy import Policy
-from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
 GRPO = AlgorithmSettings()

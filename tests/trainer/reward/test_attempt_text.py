@@ -17,8 +17,7 @@ from tests.trainer.policy_scripts import HERMES, encode_turns, make_gateway, mak
 from tests.trainer.tokenizer_families import FAMILIES
 from trainer.engine.scripted import ScriptedEngine
 from trainer.ledger import Author, Entry, Ledger
-from trainer.reward.attempt import Attempt
-from trainer.reward.attempt_text import verbatim_messages
+from trainer.reward.attempt import Attempt, verbatim_messages
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.steppers import BackIntoThinking

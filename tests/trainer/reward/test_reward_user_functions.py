@@ -188,12 +188,12 @@ def test_process_exits_while_a_reward_function_hangs(write: Write) -> None:
     folder = write("import time\ndef score(attempt):\n    time.sleep(300)\n")
     script = (
         "import sys, anyio\nfrom pathlib import Path\n"
-        "from gateway.process_exit import run_and_exit\n"
+        "from gateway.process_exit import exit_despite_threads\n"
         "from tests.trainer.reward.attempts import answer_group, score_group\n"
         "async def main():\n"
         "    mine = {'function': 'my_rewards.py:score', 'timeout_s': 0.1}\n"
         f"    print((await score_group(Path({str(folder)!r}), answer_group('what'), mine=mine)).failed[0].reason)\n"
-        "def command():\n    anyio.run(main)\n    sys.exit(3)\nrun_and_exit(command)\n"
+        "def command():\n    anyio.run(main)\n    sys.exit(3)\nwith exit_despite_threads():\n    command()\n"
     )
     started = time.monotonic()
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)

@@ -18,8 +18,8 @@ from tests.waiting import PATIENCE_S
 from trainer.data.curriculum import Curriculum, TaskStream
 from trainer.reward.scorer import Scorer
 from trainer.rollout.rollout import StopReason
-from trainer.train.async_queue import AsyncRollouts
 from trainer.train.collect import StepCollector, StepRollouts
+from trainer.train.modes import AsyncRollouts
 from trainer.train.settings import TrainSettings
 
 SEVENTHS = {"components": {"sevenths": {"function": f"{Path(__file__).parent}/sevenths.py:async_sevenths"}}}

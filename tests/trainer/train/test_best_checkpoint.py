@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.train.best_checkpoint import BEST_FILE, BestCheckpoint, measured_value
-from trainer.train.checkpoint import Checkpoints
+from trainer.train.checkpoint import BEST_FILE, BestCheckpoint, Checkpoints, measured_value
 
 """Wide enough that a checkpoint's weights are much larger than its settings."""
 

@@ -22,8 +22,7 @@ from trainer.distributed.lead import LeadPolicy, LeadUpdater
 from trainer.policy.policy import Policy
 from trainer.policy.settings import LoraSettings, UpdateSettings
 from trainer.policy.update import PolicyUpdater
-from trainer.train.best_checkpoint import BestCheckpoint
-from trainer.train.checkpoint import Checkpoints
+from trainer.train.checkpoint import BestCheckpoint, Checkpoints
 
 IDS = torch.tensor([[3, 7, 11, 2, 40, 9]])
 UPDATES = {"full": UpdateSettings(lr=1e-2), "lora": UpdateSettings(lr=1e-2, lora=LoraSettings(rank=4))}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer.train.jobs import demo_model
 from tests.trainer.train.trainings import Run, user_reward, write_config
-from trainer.train.trial_calls import make_arguments
+from trainer.train.rehearsal import make_arguments
 
 TRUTH = '{"prompt": "what", "ground_truth": "7"}\n'
 SEVERAL_TOOLS = '''def fits(a: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from mtrl_plugins.workers.worker_link import WorkerClock
 from tests.trainer.train.test_alarms import check_steps
-from trainer.train.stragglers import STRAGGLER_STEPS
+from trainer.train.alarms import STRAGGLER_STEPS
 
 Metrics = dict[str, float]
 

@@ -15,8 +15,7 @@ from trainer.ledger import Author, Entry, Ledger
 from trainer.reward.scorer import ScoredGroup, ScoredRollout, UnscoredRollout
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.task import Task
-from trainer.train.collect import StepRollouts
-from trainer.train.token_account import TokenAccount, TokenAccountError, account_for_tokens
+from trainer.train.collect import StepRollouts, TokenAccount, TokenAccountError, account_for_tokens
 
 TASK = Task("t", ())
 SETTINGS = AlgorithmSettings()

@@ -17,8 +17,7 @@ from trainer.replay_rollouts import describe_difference
 from trainer.replay_rollouts import scripted_policy as said_before
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.steppers import ToolsAndFeedback
-from trainer.storage.blobs import BlobFolder
-from trainer.storage.rollout_line import dump_rollout, load_rollout
+from trainer.storage.rollout_line import BlobFolder, dump_rollout, load_rollout
 from trainer.template import Template
 from trainer.train.job import Job
 

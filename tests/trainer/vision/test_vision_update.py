@@ -15,15 +15,13 @@ from tests.trainer.policy.tiny_policies import model_gradient
 from tests.trainer.vision.vision_models import picture
 from tests.trainer.vision.vision_rollouts import lesson_of, play
 from tests.trainer.vision.vision_sequences import looked
-from trainer.algorithms.aggregate import StepTotals
-from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.loss import StepTotals, compute_loss
 from trainer.algorithms.packing import Batch, pack
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.model import load_model
-from trainer.policy.adapter_size import count_adapter_parameters
 from trainer.policy.logprobs import LogprobReader
+from trainer.policy.memory_parts import count_adapter_parameters, load_meta_model
 from trainer.policy.memory_plan import plan_memory, vision_bytes_per_token
-from trainer.policy.meta_model import load_meta_model
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater

@@ -1,0 +1,177 @@
+"""The RL algorithms by name, GRPO, Dr.GRPO, DAPO, RLOO, REINFORCE++, GSPO and CISPO: advantages, objective, clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.packing import Batch, count_by_segment, number_segments, segment_varies, sum_by_segment
+from trainer.algorithms.settings import Aggregation
+
+MAX_LOG_RATIO = 20.0
+"""Log ratios are clamped to this: larger ones come from rounding only, and their ratio would overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Bounds of the importance ratio: from 1 - low to 1 + high."""
+
+    low: float
+    high: float
+    dual: float | None = None
+    """The largest ratio that counts where the advantage is negative (dual clip)."""
+
+
+class Objective(NamedTuple):
+    """Token losses, exactly 0 where nothing is trained, and the tokens at which the clip was active."""
+
+    losses_T: Tensor
+    clipped_T: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A named algorithm, with the clip and the aggregation that apply unless settings override them."""
+
+    name: str
+    advantages: Callable[[Tensor, Tensor], Tensor]
+    """(rewards_S, group_S) -> advantages_S."""
+    objective: Callable[[Tensor, Batch, Clip], Objective]
+    """(logprobs_T of the new policy, batch, clip) -> the losses to minimise."""
+    clip: Clip
+    aggregate: Aggregation
+    whiten: bool = False
+    """Normalises the advantages of all tokens of a step to mean 0 and standard deviation 1."""
+
+
+def compute_log_ratio(logprobs_T: Tensor, batch: Batch) -> Tensor:
+    """Computes the log ratio of the new to the old policy; 0 where nothing is trained."""
+    return torch.where(batch.trained_T, logprobs_T - batch.old_logprobs_T, 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def clip_objective(ratio_T: Tensor, batch: Batch, clip: Clip) -> Objective:
+    """Computes the PPO objective: the minimum of the unclipped and the clipped surrogate."""
+    unclipped_T = ratio_T * batch.advantages_T
+    clipped_T = ratio_T.clamp(1 - clip.low, 1 + clip.high) * batch.advantages_T
+    surrogate_T = torch.minimum(unclipped_T, clipped_T)
+    if clip.dual is not None:
+        floor_T = torch.where(batch.advantages_T < 0, clip.dual * batch.advantages_T, -torch.inf)
+        surrogate_T = torch.maximum(surrogate_T, floor_T)
+    losses_T = torch.where(batch.trained_T, -surrogate_T, 0)
+    return Objective(losses_T, batch.trained_T & (surrogate_T != unclipped_T))
+
+
+EPSILON = 1e-6
+"""Added to standard deviations, so that tiny differences are not blown up."""
+
+
+def center_rewards(rewards_S: Tensor, group_S: Tensor) -> Tensor:
+    """Subtracts each group's mean; exactly 0 where all rewards of a group are equal."""
+    index_S, groups = number_segments(group_S)
+    mean_S = (sum_by_segment(rewards_S, index_S, groups) / count_by_segment(index_S, groups))[index_S]
+    return torch.where(segment_varies(rewards_S, index_S, groups), rewards_S - mean_S, 0)
+
+
+def normalize_by_group(rewards_S: Tensor, group_S: Tensor) -> Tensor:
+    """Subtracts the group's mean, and divides by its standard deviation."""
+    index_S, groups = number_segments(group_S)
+    centered_S = center_rewards(rewards_S, group_S)
+    variance = sum_by_segment(centered_S**2, index_S, groups) / (count_by_segment(index_S, groups) - 1).clamp(min=1)
+    return centered_S / (variance.sqrt()[index_S] + EPSILON)
+
+
+def ppo_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
+    """Computes the PPO objective with one ratio per token."""
+    return clip_objective(compute_log_ratio(logprobs_T, batch).exp(), batch, clip)
+
+
+GRPO = Algorithm("grpo", normalize_by_group, ppo_objective, Clip(0.2, 0.2), aggregate="sequence")
+
+
+DR_GRPO = Algorithm("dr_grpo", center_rewards, ppo_objective, Clip(0.2, 0.2), aggregate="constant")
+
+
+DAPO = Algorithm("dapo", normalize_by_group, ppo_objective, Clip(0.2, 0.28), aggregate="token")
+
+
+def overlong_penalty(lengths_S: Tensor, limit: int, margin: int) -> Tensor:
+    """What length adds to a reward: 0 up to `limit - margin` tokens, then linearly less, and -1 from the limit on."""
+    if not 0 < margin <= limit:
+        raise ValueError(f"a margin of {margin} tokens does not lie within a limit of {limit}")
+    return -((lengths_S - (limit - margin)) / margin).clamp(0, 1)
+
+
+def cispo_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
+    """Computes the policy gradient weighted by the detached, clipped ratio."""
+    ratio_T = compute_log_ratio(logprobs_T, batch).detach().exp()
+    weight_T = ratio_T.clamp(1 - clip.low, 1 + clip.high)
+    trained_logprobs_T = torch.where(batch.trained_T, logprobs_T, 0)
+    losses_T = torch.where(batch.trained_T, -weight_T * batch.advantages_T * trained_logprobs_T, 0)
+    return Objective(losses_T, batch.trained_T & (weight_T != ratio_T))
+
+
+CISPO = Algorithm("cispo", normalize_by_group, cispo_objective, Clip(1.0, 4.0), aggregate="token")
+
+
+def gspo_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
+    """Gives each token the sequence's ratio with its own gradient, so that turns may differ in their advantage."""
+    log_T = compute_log_ratio(logprobs_T, batch)
+    mean_T = batch.mean_by_sequence(log_T.detach(), batch.trained_T)[batch.sequence_T]
+    return clip_objective((mean_T + log_T - log_T.detach()).exp(), batch, clip)
+
+
+GSPO = Algorithm("gspo", normalize_by_group, gspo_objective, Clip(3e-4, 4e-4), aggregate="sequence")
+
+
+def leave_one_out(rewards_S: Tensor, group_S: Tensor) -> Tensor:
+    """Computes r - mean of the others, which is (r - mean of all) * n / (n - 1)."""
+    index_S, groups = number_segments(group_S)
+    sizes_S = count_by_segment(index_S, groups)[index_S]
+    return center_rewards(rewards_S, group_S) * sizes_S / (sizes_S - 1).clamp(min=1)
+
+
+def unclipped_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
+    """Computes the plain policy gradient. The unclipped ratio corrects for optimizer steps after the first."""
+    losses_T = torch.where(batch.trained_T, -compute_log_ratio(logprobs_T, batch).exp() * batch.advantages_T, 0)
+    return Objective(losses_T, torch.zeros_like(batch.trained_T))
+
+
+RLOO = Algorithm("rloo", leave_one_out, unclipped_objective, Clip(0.2, 0.2), aggregate="constant")
+
+
+def keep_rewards(rewards_S: Tensor, group_S: Tensor) -> Tensor:
+    """Returns the rewards unchanged: they are whitened once each token has its own."""
+    return rewards_S.clone()
+
+
+def whiten(advantages_T: Tensor, trained_T: Tensor) -> Tensor:
+    """Normalises all trained tokens of a step to mean 0 and standard deviation 1; 0 if all values are equal."""
+    trained = advantages_T[trained_T].sort().values  # Sorted, so that rounding does not depend on the order.
+    if len(trained) < 2 or bool(trained.max() == trained.min()):
+        return torch.zeros_like(advantages_T)
+    return torch.where(trained_T, (advantages_T - trained.mean()) / (trained.std() + EPSILON), 0)
+
+
+REINFORCE_PP = Algorithm("reinforce_pp", keep_rewards, ppo_objective, Clip(0.2, 0.2), aggregate="token", whiten=True)
+
+
+def compute_baseline_advantages(rewards_S: Tensor, group_S: Tensor) -> Tensor:
+    """Subtracts the group's mean, and divides by the standard deviation over the whole step."""
+    centered_S = center_rewards(rewards_S, group_S)
+    if len(centered_S) < 2:
+        return centered_S
+    deviation = centered_S.sort().values.std()  # Sorted, so that rounding does not depend on the order.
+    return centered_S / (deviation + EPSILON)
+
+
+REINFORCE_PP_BASELINE = Algorithm(
+    "reinforce_pp_baseline", compute_baseline_advantages, ppo_objective, Clip(0.2, 0.2), aggregate="sequence"
+)
+
+
+_ALL = (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, GSPO, CISPO)
+ALGORITHMS: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _ALL}
