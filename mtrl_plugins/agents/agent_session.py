@@ -271,9 +271,7 @@ class AgentSession:
 
     async def _answer(self, request: PolicyRequest, listener: TurnListener | None) -> PolicyAnswer:
         self._check_open()
-        for kind in request.options.get(
-            "left_out", ()
-        ):  # Of tools at the provider.
+        for kind in request.options.get("left_out", ()):  # Of tools at the provider.
             name = f"left_out_{kind[:40]}"
             self.counts[name if name in self.counts or len(self.counts) < MOST_COUNTS else "left_out"] += 1
         request = self._complete(request)

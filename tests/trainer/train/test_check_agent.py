@@ -30,7 +30,7 @@ async def test_check_plays_one_rollout_and_shows_authors_branches_and_changes(to
     console = string_console()
     assert await check_agent(agent_job(tools), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for shown in ("the function tests.trainer", "retry of turn 1", "main line", "── turn 0: policy"):
+    for shown in ("the function tests.plugins", "retry of turn 1", "main line", "── turn 0: policy"):
         assert shown in text
     assert "retokenised 0" in text and "the agent can be trained" in text
     if "the agent changed arguments" in text:
