@@ -19,6 +19,7 @@ from mtrl_plugins.cluster.ray_launcher import rank_environments
 from tests.plugins.cluster.jobs import write_job
 from tests.trainer.cli_data import RunCommand
 from tests.waiting import wait_until
+from trainer.cli.options import TrainOptions
 from trainer.cli.run_file import load_settings
 from trainer.train.settings import TrainSettings
 
@@ -44,8 +45,9 @@ def test_ranks_of_a_node_see_all_its_gpus_and_know_their_place() -> None:
 def test_job_takes_the_gpus_that_servers_leave(place: Path) -> None:
     serving = {"replicas": 3, "options": ["--tp", "2"]}
     settings = load_settings(TrainSettings, write_job(place, serving=serving, rollout={"workers": 5}), {})
-    options = {"config": "run.yaml", "seed": 3, "mode": None, "out": None}
-    job = _make_job(settings, place / "runs/a", options, {"GPU": 16.0, "CPU": 64.0}, None, None, resume=False)
+    given = {"config": "run.yaml", "seed": 3, "mode": None, "out": None}
+    options = TrainOptions(given, ranks=None, resume=False, others={})
+    job = _make_job(settings, place / "runs/a", options, {"GPU": 16.0, "CPU": 64.0})
     assert (job.ranks, job.servers, job.server_gpus, job.gpus) == (10, 3, 2, True)
     assert job.workers == 5 and job.logs == place / "runs/a/logs"
     assert job.command[3:] == ("--config", "run.yaml", "--seed", "3", "--out", str(place / "runs/a"))
