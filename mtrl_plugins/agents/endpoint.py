@@ -20,6 +20,7 @@ import hmac
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from anyio import to_thread
@@ -63,6 +64,7 @@ DIALECTS: tuple[tuple[Dialect, type[EventWriter]], ...] = (
     (responses_dialect, ResponsesEvents),
     (anthropic_dialect, AnthropicEvents),
 )
+Answer = Callable[[Request], Awaitable[ASGIApp]]
 OpenSession = Callable[[Mapping[str, Any]], Awaitable[AgentSession]]
 """Gives a program that asks for one a session, with what it said."""
 
@@ -81,18 +83,36 @@ class AgentEndpoint:
         self.disconnects = DisconnectWatcher()
         self.tools = SessionMcpApp()
         routes = [
-            Route("/sessions", Endpoint({"POST": self._open})),
-            Route("/sessions/{id}/reward", Endpoint({"POST": self._reward})),
-            Route("/sessions/{id}/end", Endpoint({"POST": self._end})),
+            Route("/sessions", self._endpoint("POST", self._open)),
+            Route("/sessions/{id}/reward", self._endpoint("POST", self._reward)),
+            Route("/sessions/{id}/end", self._endpoint("POST", self._end)),
             Route("/sessions/{id}/mcp", _Tools(self)),
-            Route("/sessions/{id}/v1/models", Endpoint({"GET": self._models})),
         ]
-        routes.append(Route("/sessions/{id}/v1/messages/count_tokens", Endpoint({"POST": self._count_tokens})))
-        routes += [Route(f"/sessions/{{id}}/v1{dialect[0].PATH}", _Generation(self, *dialect)) for dialect in DIALECTS]
-        routes += [Route("/v1/models", Endpoint({"GET": self._models}))]
-        routes.append(Route("/v1/messages/count_tokens", Endpoint({"POST": self._count_tokens})))
-        routes += [Route(f"/v1{dialect[0].PATH}", _Generation(self, *dialect)) for dialect in DIALECTS]
+        count_tokens = self._endpoint("POST", self._count_tokens, anthropic_dialect)
+        for base in ("/sessions/{id}/v1", "/v1"):
+            routes.append(Route(f"{base}/models", self._endpoint("GET", self._models)))
+            routes.append(Route(f"{base}/messages/count_tokens", count_tokens))
+            for dialect, events in DIALECTS:
+                generate = self._endpoint("POST", partial(self._generate, dialect, events), dialect)
+                routes.append(Route(f"{base}{dialect.PATH}", generate))
         self.app: ASGIApp = Router(routes, default=_not_found)
+
+    def _endpoint(self, method: str, answer: Answer, dialect: Dialect = chat_dialect) -> Endpoint:
+        """An endpoint that says what went wrong in a protocol's form."""
+
+        async def handle(request: Request) -> ASGIApp:
+            try:
+                return await answer(request)
+            except PolicyProblem as problem:
+                return Response(dialect.write_problem(problem), problem.status)
+            except ClientDisconnected:
+                raise
+            except Exception:  # boundary: one request must not end the run
+                log.exception("a request of an agent failed")
+                failed = PolicyProblem("unavailable", FAILED)
+                return Response(dialect.write_problem(failed), failed.status)
+
+        return Endpoint({method: handle})
 
     def base_url(self, session: AgentSession) -> str:
         """The address under which clients of OpenAI reach the policy."""
@@ -110,14 +130,11 @@ class AgentEndpoint:
         return session
 
     async def _open(self, request: Request) -> ASGIApp:
-        async def answer() -> Response:
-            if not is_key(request.scope, self.run_key):
-                raise PolicyProblem("unauthorized", "opening a session needs the run's key")
-            body = await read_body(request)
-            session = await self.disconnects.run_until_disconnect(request.receive, lambda: self._open_session(body))
-            return json_response(self.describe(session))
-
-        return await _or_problem(answer, chat_dialect)
+        if not is_key(request.scope, self.run_key):
+            raise PolicyProblem("unauthorized", "opening a session needs the run's key")
+        body = await read_body(request)
+        session = await self.disconnects.run_until_disconnect(request.receive, lambda: self._open_session(body))
+        return json_response(self.describe(session))
 
     def describe(self, session: AgentSession) -> dict[str, Any]:
         """What a program needs to play a session."""
@@ -126,45 +143,39 @@ class AgentEndpoint:
         return about | {"mcp_url": f"{url}/mcp" if session.tools else "", "model": MODEL, **session.opening}
 
     async def _reward(self, request: Request) -> ASGIApp:
-        async def answer() -> Response:
-            session, body = self.find(request), await read_body(request)
-            value, name = body.get("reward"), body.get("name", "agent")
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            require(is_number, "must be a finite number", "reward")
-            require(isinstance(name, str) and 0 < len(name) <= NAME_LENGTH, "must be a short text", "name")
-            require(
-                name in session.rewards or len(session.rewards) < MOST_REWARDS, "there are too many rewards", "name"
-            )
-            session.rewards[name] = float(value)  # type: ignore[arg-type]
-            return json_response({"rewards": session.rewards})
-
-        return await _or_problem(answer, chat_dialect)
+        session, body = self.find(request), await read_body(request)
+        value, name = body.get("reward"), body.get("name", "agent")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        require(is_number, "must be a finite number", "reward")
+        require(isinstance(name, str) and 0 < len(name) <= NAME_LENGTH, "must be a short text", "name")
+        require(name in session.rewards or len(session.rewards) < MOST_REWARDS, "there are too many rewards", "name")
+        session.rewards[name] = float(value)  # type: ignore[arg-type]
+        return json_response({"rewards": session.rewards})
 
     async def _end(self, request: Request) -> ASGIApp:
-        async def answer() -> Response:
-            session = self.find(request)
-            session.ended.set()
-            return json_response({"turns": len(session.tree.turns), "rewards": session.rewards})
-
-        return await _or_problem(answer, chat_dialect)
+        session = self.find(request)
+        session.ended.set()
+        return json_response({"turns": len(session.tree.turns), "rewards": session.rewards})
 
     async def _count_tokens(self, request: Request) -> ASGIApp:
-        async def answer() -> Response:
-            session = self.find(request)
-            asked = anthropic_dialect.read_request(await read_body(request), session.messages)
-            return json_response({"input_tokens": await session.count_tokens(asked)})
-
-        return await _or_problem(answer, anthropic_dialect)
+        session = self.find(request)
+        asked = anthropic_dialect.read_request(await read_body(request), session.messages)
+        return json_response({"input_tokens": await session.count_tokens(asked)})
 
     async def _models(self, request: Request) -> ASGIApp:
-        async def answer() -> Response:
-            session = self.find(request)
-            limit = session.context_length
-            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "mtrl"}
-            model |= {"context_length": limit, "context_window": limit, "max_model_len": limit}
-            return json_response({"object": "list", "data": [model], "has_more": False})
+        limit = self.find(request).context_length
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "mtrl"}
+        model |= {"context_length": limit, "context_window": limit, "max_model_len": limit}
+        return json_response({"object": "list", "data": [model], "has_more": False})
 
-        return await _or_problem(answer, chat_dialect)
+    async def _generate(self, dialect: Dialect, events: type[EventWriter], request: Request) -> ASGIApp:
+        session, watcher = self.find(request), self.disconnects
+        asked = dialect.read_request(await read_body(request), session.messages)
+        if asked.stream:
+            write_problem = dialect.write_problem
+            return AnswerStream(lambda stream: session.answer(asked, stream), events(asked), write_problem, watcher)
+        turn = await watcher.run_until_disconnect(request.receive, lambda: session.answer(asked))
+        return Response(dialect.write_answer(turn, asked))
 
 
 class _Tools:
@@ -184,43 +195,6 @@ class _Tools:
         else:
             with session.use.under_way():
                 await self.endpoint.tools.serve(tools, scope, receive, send)
-
-
-class _Generation:
-    """The endpoint of one protocol."""
-
-    def __init__(self, endpoint: AgentEndpoint, dialect: Dialect, events: type[EventWriter]) -> None:
-        self.endpoint, self.dialect, self.events = endpoint, dialect, events
-        self._methods = Endpoint({"POST": self._answer})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._methods(scope, receive, send)
-
-    async def _answer(self, request: Request) -> ASGIApp:
-        async def answer() -> ASGIApp:
-            session, watcher = self.endpoint.find(request), self.endpoint.disconnects
-            asked = self.dialect.read_request(await read_body(request), session.messages)
-            if asked.stream:
-                events, write_problem = self.events(asked), self.dialect.write_problem
-                return AnswerStream(lambda stream: session.answer(asked, stream), events, write_problem, watcher)
-            turn = await watcher.run_until_disconnect(request.receive, lambda: session.answer(asked))
-            return Response(self.dialect.write_answer(turn, asked))
-
-        return await _or_problem(answer, self.dialect)
-
-
-async def _or_problem(answer: Callable[[], Awaitable[ASGIApp]], dialect: Dialect) -> ASGIApp:
-    """The answer, or what went wrong in the protocol's form."""
-    try:
-        return await answer()
-    except PolicyProblem as problem:
-        return Response(dialect.write_problem(problem), problem.status)
-    except ClientDisconnected:
-        raise
-    except Exception:  # boundary: one request must not end the run
-        log.exception("a request of an agent failed")
-        failed = PolicyProblem("unavailable", FAILED)
-        return Response(dialect.write_problem(failed), failed.status)
 
 
 async def read_body(request: Request) -> Mapping[str, Any]:

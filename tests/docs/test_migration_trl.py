@@ -40,7 +40,7 @@ async def test_the_notebook_runs_where_an_event_loop_does(
 ) -> None:
     """As in Jupyter, cells run in the thread of a running loop. A model that was trained before stands in."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainer.train.job._build_demo_model", lambda *_: jobs.demo_model())
+    monkeypatch.setattr("mtrl_plugins.demo.demos.Demo.prepare_model", lambda *_: jobs.demo_model())
     run_cells(code_cells(NOTEBOOK))
     printed = capsys.readouterr().out
     assert "How many people live in Lima? 49489" in printed and "2 Qwen3ForCausalLM" in printed

@@ -45,7 +45,8 @@ def test_ranks_of_a_node_see_all_its_gpus_and_know_their_place() -> None:
 def test_job_takes_the_gpus_that_servers_leave(place: Path) -> None:
     serving = {"replicas": 3, "options": ["--tp", "2"]}
     settings = load_settings(TrainSettings, write_job(place, serving=serving, rollout={"workers": 5}), {})
-    options = TrainOptions({"config": "run.yaml", "seed": 3, "mode": None, "out": None}, None, False, {})
+    given = {"config": "run.yaml", "seed": 3, "mode": None, "out": None}
+    options = TrainOptions(given, ranks=None, resume=False, others={})
     job = _make_job(settings, place / "runs/a", options, {"GPU": 16.0, "CPU": 64.0})
     assert (job.ranks, job.servers, job.server_gpus, job.gpus) == (10, 3, 2, True)
     assert job.workers == 5 and job.logs == place / "runs/a/logs"

@@ -31,7 +31,7 @@ LONG_S = 150.0
 """Within which workers start, also on a busy machine."""
 NAMES = [f"safe-{number:02}" for number in range(20)]
 ORDER = [task.id for task in islice(TaskStream(Curriculum(), {None: tasks(*NAMES)}), len(NAMES))]
-REWARDS = Path(__file__).parents[1] / "train/sevenths.py"
+REWARDS = Path(__file__).parents[2] / "trainer/train/sevenths.py"
 PROMPTS, STEPS, OPEN, WRITING = 2, 4, 7, 5
 SETTINGS = {
     "mode": "asynchronous", "prompts": PROMPTS, "n": 2, "steps": STEPS, "max_staleness": 1,
