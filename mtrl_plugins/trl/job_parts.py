@@ -15,10 +15,11 @@ from typing import Any
 
 from gateway.errors import ConfigError
 from gateway.tool_table import Source
+from mtrl_plugins.scripts.conversions import UNLIMITED
 from mtrl_plugins.scripts.key_table import Keys, PlacedValue, Rule
 from mtrl_plugins.scripts.translate import Translation, translate
 from mtrl_plugins.trl.caller_thread import CallerThread
-from mtrl_plugins.trl.conversions import ROWS, TRL_TABLE, UNLIMITED
+from mtrl_plugins.trl.conversions import ROWS, TRL_TABLE
 from mtrl_plugins.trl.environments import Environments, EnvironmentStepper, EnvironmentToolset
 from mtrl_plugins.trl.function_tools import CallerTools, make_function_source, make_function_tools, make_source
 from mtrl_plugins.trl.reward_functions import PREFIX, Progress, RewardFunctions, name_functions, unique_name
