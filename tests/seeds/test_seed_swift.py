@@ -129,7 +129,7 @@ async def test_max_turns_ends_a_rollout_by_default(turns: int, lay: Lay) -> None
 
 async def test_truncated_response_ends_a_rollout_by_default(lay: Lay) -> None:
     file = _plugin(lay)
-    from mtrl_plugins.swift.compat_names import enable_stand_ins
+    from gateway.plugins import enable_stand_ins
 
     with enable_stand_ins("", [file.parent]):
         scheduler: Any = type(make_stepper(BaseRolloutSettings(stepper=f"{file}:Scheduler")).scheduler)(
