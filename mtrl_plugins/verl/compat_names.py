@@ -36,10 +36,10 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     "verl.tools": {},
     # verl 0.5 and earlier have the registry in this module.
     "verl.tools.base_tool": {"BaseTool": f"{_PACKAGE}.base:BaseTool", **_NATIVE_SCHEMAS, **_RESPONSE, **_TOOL_LOADER},
-    "verl.tools.schemas": {name: f"{_PACKAGE}.schemas:{name}" for name in _SCHEMA_NAMES} | _NATIVE_SCHEMAS | _RESPONSE,
+    "verl.tools.schemas": {name: f"{_PACKAGE}.base:{name}" for name in _SCHEMA_NAMES} | _NATIVE_SCHEMAS | _RESPONSE,
     "verl.tools.gsm8k_tool": {"Gsm8kTool": f"{_PACKAGE}.gsm8k_rule:Gsm8kTool"},
-    "verl.tools.mcp_base_tool": {"MCPBaseTool": f"{_PACKAGE}.mcp_base_tool:MCPBaseTool"},
-    "verl.tools.mcp_search_tool": {"MCPSearchTool": f"{_PACKAGE}.mcp_search_tool:MCPSearchTool"},
+    "verl.tools.mcp_base_tool": {"MCPBaseTool": f"{_PACKAGE}.base:MCPBaseTool"},
+    "verl.tools.mcp_search_tool": {"MCPSearchTool": f"{_PACKAGE}.base:MCPSearchTool"},
     "verl.tools.utils": {},
     "verl.tools.utils.tool_registry": {
         **_TOOL_LOADER,
