@@ -69,22 +69,27 @@ class TrainOptions:
     """Options of plug-ins, by name."""
 
 
+_main_commands: list[Callable[..., None]] = []
+
+
 def add_train_option(option: TrainOption) -> None:
-    """Adds an option to the main command."""
+    """Adds an option to the main command, which may be there already: modules are imported in any order."""
     TRAIN_OPTIONS[option.name] = option
+    for command in _main_commands:
+        add_plugin_options(command)
 
 
 def add_plugin_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command, whose signature gets the options of plug-ins in place of its `**others`."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in own
+    _main_commands[:] = [command]
+    parameters = {
+        parameter.name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    parameters += [option.parameter for option in TRAIN_OPTIONS.values()]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    }
+    parameters |= {option.parameter.name: option.parameter for option in TRAIN_OPTIONS.values()}
+    command.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+    command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return command
 
 
