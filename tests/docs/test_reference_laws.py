@@ -15,7 +15,7 @@ from trainer.model import SHARDS_FOLDER
 from trainer.policy import lora, policy, rng, shards
 from trainer.storage import rollout_file, run_files, token_credit
 from trainer.storage.run_files import RUN_LAYOUT, describe_run_file
-from trainer.train import best_checkpoint, checkpoint, evaluate, reporters, run_folder
+from trainer.train import checkpoint, evaluate, reporters, run_folder
 from trainer.train.settings import TrainSettings
 from trainer.view.metrics import DESCRIPTIONS
 
@@ -66,7 +66,7 @@ def test_every_metric_says_what_it_is() -> None:
 STEP = f"{checkpoint.CHECKPOINTS_FOLDER}/000012"
 FILES = [
     run_files.RUN_INFO_FILE, run_files.METRICS_FILE, rollout_file.ROLLOUTS_FILE, token_credit.CREDITS_FILE,
-    best_checkpoint.BEST_FILE, run_folder.LOCK, run_folder.JOURNAL, f"{run_folder.TAPES}/000000/session.json",
+    checkpoint.BEST_FILE, run_folder.LOCK, run_folder.JOURNAL, f"{run_folder.TAPES}/000000/session.json",
     f"{run_files.LOGS_FOLDER}/rank-1.log", f"{evaluate.EVALUATION_FOLDER}/{evaluate.COMPARISON_FILE}",
     f"{reporters.TENSORBOARD}/events.out.tfevents.1", "reports/wandb",
     f"{STEP}/{checkpoint.STATE_FILE}", f"{STEP}/{policy.STATE_FILE}", f"{STEP}/{rng.STATE_FILE_NAME}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,12 +32,9 @@ LEDGER = Ledger(
 )
 
 
-def test_every_algorithm_is_in_the_settings_and_its_file_is_short() -> None:
+def test_every_algorithm_is_in_the_settings_under_its_name() -> None:
     assert set(get_args(Name)) == set(ALGORITHMS)
-    texts = [file.read_text() for file in FOLDER.glob("*.py")]
-    for name, algorithm in ALGORITHMS.items():
-        (text,) = [text for text in texts if re.search(rf'Algorithm\(\s*"{name}"', text)]
-        assert algorithm.name == name and len(text.splitlines()) < 60
+    assert all(algorithm.name == name for name, algorithm in ALGORITHMS.items())
 
 
 def test_algorithms_import_no_model_code() -> None:
