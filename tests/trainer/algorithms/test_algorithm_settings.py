@@ -30,11 +30,6 @@ LEDGER = Ledger(
 )
 
 
-def test_every_algorithm_is_in_the_settings_under_its_name() -> None:
-    assert set(get_args(Name)) == set(ALGORITHMS)
-    assert all(algorithm.name == name for name, algorithm in ALGORITHMS.items())
-
-
 def test_algorithms_import_no_model_code() -> None:
     allowed = {"torch", "trainer", "gateway", "pydantic", *sys.stdlib_module_names}
     allowed_trainer = (
