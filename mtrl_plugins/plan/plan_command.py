@@ -11,7 +11,7 @@ import typer
 
 from gateway.errors import ConfigError
 from trainer.cli.errors import report_errors
-from trainer.cli.options import JOB_NAMES, app
+from trainer.cli.options import app, find_jobs
 
 if TYPE_CHECKING:
     from trainer.train.settings import TrainSettings
@@ -66,8 +66,8 @@ def _find_target(target: str, runs: list[Path]) -> tuple[TrainSettings, Path, li
     from trainer.cli.run_file import find_run_file, load_settings
     from trainer.train.settings import TrainSettings
 
-    if not Path(target).exists() and target not in JOB_NAMES.split(", "):
-        remedy = f"name a YAML file, the folder of a run, or one of {JOB_NAMES}"
+    if not Path(target).exists() and target not in find_jobs():
+        remedy = f"name a YAML file, the folder of a run, or one of {', '.join(sorted(find_jobs()))}"
         raise ConfigError("there is no such run file or run", file=target, remedy=remedy)
     settings = load_settings(TrainSettings, find_run_file(target), {})
     return settings, _prepare_model(settings), runs

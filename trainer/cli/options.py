@@ -99,9 +99,6 @@ def find_jobs() -> dict[str, Path]:
     return {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
 
 
-JOB_NAMES = ", ".join(sorted(find_jobs()))
-
-
 class TrainGroup(PluginGroup):
     """Takes the options that plug-ins add, with the words that belong to their values.
 
@@ -131,14 +128,13 @@ class TrainGroup(PluginGroup):
         if self.get_command(ctx, word) is None:
             if ctx.params.get("resume"):
                 ctx.fail(f"No such command {word!r}. A run is resumed with: --resume --out {word}")
-            if word in JOB_NAMES.split(", ") or word.endswith((".yaml", ".yml")):
+            if word in find_jobs() or word.endswith((".yaml", ".yml")):
                 ctx.fail(f"No such command {word!r}. A run file is named with: --config {word}")
         return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
     cls=TrainGroup,
-    epilog=f"A run file can set everything; the jobs that come with mtrl are examples: {JOB_NAMES}.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -186,7 +186,7 @@ def test_cispo_bounds_the_weight_and_keeps_every_gradient(seed: int) -> None:
     example = reference_loops.make_batch(seed, spread=1.5)
     batch = example.batch()
     _, gradient = step(example.logprobs(), batch, AlgorithmSettings(name="cispo", aggregate="constant", length=1))
-    scaled = gradient * StepTotals.from_batches([batch]).sequences
+    scaled = gradient * StepTotals.from_batches([batch]).rollouts
     bound = 5 * batch.advantages_T.abs() * batch.weights_T
     assert bool((scaled.abs() <= bound + 1e-12).all())
     assert bool((gradient[batch.trained_T & (batch.advantages_T != 0)] != 0).all())

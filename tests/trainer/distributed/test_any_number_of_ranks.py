@@ -39,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "reinforce_pp, gae": ({"name": "reinforce_pp", "credit": {"kind": "gae"}}, {"critic": {}, "tokens": 64}),
     "rloo, gradient checkpointing": ({"name": "rloo"}, {"checkpointing": True}),
     "dr_grpo": ({"name": "dr_grpo"}, {"tokens": 96}),
+    "images": ({"name": "grpo"}, {"tokens": 48}),
     "images, every second step without any, gae": (
         {"name": "reinforce_pp", "credit": {"kind": "gae"}},
         {"critic": {}, "tokens": 48},
