@@ -106,8 +106,8 @@ async def measure_steps(count: int, reaper: Reaper) -> dict[str, float]:
     for _ in range(count):
         async with open_command(Confined(("true",), SandboxSettings()), reaper) as held:
             words = held.line
-            outside = words.index("--") + 1
-            inside = words.index("--", outside) + 1
+            *group, inside = [place + 1 for place, word in enumerate(words) if word == "--"][:2]
+            outside = group[0] if group else 0  # Without a control group, no shell joins one.
             lines = [(), words[:outside], words[:inside], words[: words.index("setpriv")], words[:-1]]
             for name, line in zip(STEPS, lines, strict=True):
                 began = time.perf_counter()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
 from trainer.distributed.errors import RankError
 from trainer.distributed.rank_environment import detect_environment
-from trainer.policy.memory_parts import load_meta_model
 
 
 class DistributedSettings(FrozenModel):
@@ -70,9 +68,12 @@ def count_shards(settings: DistributedSettings, model: Path) -> int:
 
     Raises PolicyError if the ranks or the model cannot be split so.
     """
+    import torch  # Settings are read before anything heavy is imported.
+
     mesh = find_mesh(settings, count_ranks(settings))
     if settings.tensor > 1:
         from trainer.distributed.sharded_model import find_styles
+        from trainer.policy.memory_parts import load_meta_model
 
         find_styles(load_meta_model(model), settings.tensor)
     return mesh["shard"] * mesh["tensor"] if torch.cuda.is_available() else 1
