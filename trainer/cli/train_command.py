@@ -226,10 +226,11 @@ def _print_next_commands(folder: Path, console: Console) -> None:
 def _load_run_settings(options: dict[str, Any], config: str | None, *, resume: bool) -> tuple[TrainSettings, str]:
     """The run's settings and name. A resumed run has the settings that it started with."""
     from trainer.cli.run_file import find_run_file, load_settings
-    from trainer.train.run_folder import load_run_settings, newest_run
     from trainer.train.settings import DEFAULT_JOB, TrainSettings
 
     if resume and config is None:
+        from trainer.train.run_folder import load_run_settings, newest_run
+
         saved = load_run_settings(Path(options["out"] or newest_run())).model_dump()
         typed = {name: value for name, value in options.items() if value is not None}
         return load_settings(TrainSettings, None, saved | typed), ""
