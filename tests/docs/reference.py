@@ -95,7 +95,7 @@ def _command(path: str, command: Any, shown: _Shown) -> Iterator[str]:
     yield "\n\n".join([f"## {path}", first, *examples])
     if rows := list(_options(command)):
         yield shown.table(path, ("Option", "Meaning"), rows)
-    for name, inner in getattr(command, "commands", {}).items():
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
         yield from _command(f"{path} {name}", inner, shown)
 
 

@@ -87,7 +87,7 @@ def add_plugin_options(command: Callable[..., None]) -> Callable[..., None]:
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
-    parameters |= {option.parameter.name: option.parameter for option in TRAIN_OPTIONS.values()}
+    parameters |= {option.parameter.name: option.parameter for _, option in sorted(TRAIN_OPTIONS.items())}
     command.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
     command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return command
