@@ -24,3 +24,10 @@ def test_all_that_a_dockerfile_copies_exists_and_is_not_ignored(file: Path) -> N
 
 def test_the_training_image_has_a_tested_release_of_sglang() -> None:
     assert any(f"sglang=={release} " in (ROOT / ".ci/docker/train.Dockerfile").read_text() for release in TESTED)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_images_have_every_package(file: Path) -> None:
+    packages = {folder.parent.name for folder in ROOT.glob("*/py.typed")}
+    assert packages == {"gateway", "mtrl_plugins", "trainer"}
+    assert all(f"COPY {package} " in file.read_text() for package in packages)

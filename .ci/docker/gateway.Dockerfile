@@ -6,6 +6,7 @@ WORKDIR /srv
 RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway gateway
+COPY mtrl_plugins mtrl_plugins
 COPY trainer trainer
 RUN pip install --no-cache-dir .
 # Your own tools replace these two.

@@ -9,6 +9,7 @@ RUN python3 -m venv /opt/sglang \
     && /opt/sglang/bin/pip install --no-cache-dir sglang==0.5.23 sglang-router==0.3.2
 COPY pyproject.toml README.md LICENSE /src/
 COPY gateway /src/gateway
+COPY mtrl_plugins /src/mtrl_plugins
 COPY trainer /src/trainer
 RUN python3 -m venv /opt/mtrl && /opt/mtrl/bin/pip install --no-cache-dir '/src[train,lora,plot]'
 ENV PATH=/opt/mtrl/bin:$PATH MTRL_SGLANG_PYTHON=/opt/sglang/bin/python
