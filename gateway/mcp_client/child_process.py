@@ -18,6 +18,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.client.stdio import get_default_environment
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from gateway.bounded_json import MAX_VALUES
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request, record_cut
 from gateway.mcp_client.flood_limits import (
@@ -37,6 +38,7 @@ from gateway.mcp_client.messages import (
     GUESS_BYTES,
     UnreadableMessageError,
     error_response,
+    find_mistake,
     find_request_id,
     read_messages,
     serialize,
@@ -124,7 +126,8 @@ class ChildProcess:
         reaper: Reaper,
     ) -> None:
         self.name, self.requests = name, OpenRequests()
-        self.command, self.cwd, self.max_bytes, self.reaper = command, cwd, max_bytes, reaper
+        self.command, self.cwd, self.reaper = command, cwd, reaper
+        self.max_bytes, self.max_values = max_bytes, MAX_VALUES
         self.env = get_default_environment() | dict(env)
         self.process: Process | None = None
         """The supervisor, which has the server's pipes and ends with its exit code."""
@@ -195,7 +198,9 @@ class ChildProcess:
         lines, pacer = LineSplitter(self.max_bytes), Pacer()
         try:
             while self.overflow is None:
+                dispatcher.is_reading = False
                 chunk = await stdout.receive()
+                dispatcher.is_reading = True
                 await pacer.work(CHUNK_S)
                 for piece in split_pieces(chunk):
                     for line in lines.feed(piece):
@@ -229,7 +234,7 @@ class ChildProcess:
                 await dispatcher.receive(error_response(request_id, text))
             return
         try:
-            parsed = await read_messages(line)
+            parsed = await read_messages(line, self.max_values)
         except UnreadableMessageError as error:
             parsed = []
             problem = (
@@ -240,11 +245,8 @@ class ChildProcess:
             else:
                 self.requests.note_broken(line, problem)
         if not parsed:
-            self._strays.spend(len(line) + LINE_COST)
+            self._note_stray(line, dispatcher)
             await pacer.work(LINE_S)
-            if line.strip():
-                self.stray_line_count += 1
-                self.stray_lines.append(_excerpt(line))
         elif not self._has_spoken:
             self._has_spoken, self.stop_timeout_s = True, _STOP_S
         for message in parsed:
@@ -253,6 +255,14 @@ class ChildProcess:
         for message in (*parsed, *lost):
             await pacer.work(EVENT_S)
             await dispatcher.receive(message)
+
+    def _note_stray(self, line: bytes, dispatcher: Dispatcher) -> None:
+        self._strays.spend(len(line) + LINE_COST)
+        if line.strip():
+            self.stray_line_count += 1
+            self.stray_lines.append(_excerpt(line))
+        if (mistake := find_mistake(line)) is not None:
+            dispatcher.note_unreadable(mistake)
 
     async def _write_stdin(self, process: Process, outgoing: MemoryObjectReceiveStream[OutgoingLine]) -> None:
         stdin = cast(ByteSendStream, process.stdin)
