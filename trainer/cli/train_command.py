@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from trainer.cli.options import (
     TRAIN_OPTIONS,
     TRAIN_PANEL,
     RunFolder,
+    TrainOption,
     TrainOptions,
     app,
 )
@@ -123,37 +124,49 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
         if launch is not None and not dry_run:
             launch(*load(), TrainOptions(options | {"config": config}, ranks, resume, given_plugins))
             return
-        if is_other_rank() and not dry_run:
-            follow_and_exit(load)
-        settings, name = load()
-        # Errors in settings are reported before torch is imported, which is slow.
-        import anyio
-        from rich.console import Console
-
-        console = Console()
-        if dry_run:
-            from trainer.train.dry_run import dry_run as check
-
-            if not anyio.run(check, settings, console):
-                raise typer.Exit(1)
-            return
         company = [option for option in plugin_options if option.accompany]
-        if restarts_ranks(settings):
-            words = [*(["--verbose"] if verbose else []), *(option.name for option in company)]
-            train_with_restarts(settings, name, words, resume=resume)
-        end_with_parent()
-        from trainer.train.run_folder import choose_run_folder
+        run_job(load, company, dry_run=dry_run, resume=resume, verbose=verbose)
 
-        folder = choose_run_folder(settings, name, resume=resume)
-        console.print(f"the run is {folder}", markup=False, highlight=False)
-        with report_errors(stopped=partial(_describe_stop, folder)), ExitStack() as stack:
-            for option in company:
-                if option.accompany:
-                    stack.enter_context(option.accompany(folder.absolute()))
-            from trainer.train.start import train as run_training
 
-            anyio.run(partial(run_training, settings, folder, console, resume=resume))
-        _print_next_commands(folder, console)
+def run_job(
+    load: Callable[[], tuple[TrainSettings, str]],
+    company: Sequence[TrainOption] = (),
+    *,
+    dry_run: bool,
+    resume: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Trains or checks the job whose settings and name are loaded, as the leader or as another rank."""
+    if is_other_rank() and not dry_run:
+        follow_and_exit(load)
+    settings, name = load()
+    # Errors in settings are reported before torch is imported, which is slow.
+    import anyio
+    from rich.console import Console
+
+    console = Console()
+    if dry_run:
+        from trainer.train.dry_run import dry_run as check
+
+        if not anyio.run(check, settings, console):
+            raise typer.Exit(1)
+        return
+    if restarts_ranks(settings):
+        words = [*(["--verbose"] if verbose else []), *(option.name for option in company)]
+        train_with_restarts(settings, name, words, resume=resume)
+    end_with_parent()
+    from trainer.train.run_folder import choose_run_folder
+
+    folder = choose_run_folder(settings, name, resume=resume)
+    console.print(f"the run is {folder}", markup=False, highlight=False)
+    with report_errors(stopped=partial(_describe_stop, folder)), ExitStack() as stack:
+        for option in company:
+            if option.accompany:
+                stack.enter_context(option.accompany(folder.absolute()))
+        from trainer.train.start import train as run_training
+
+        anyio.run(partial(run_training, settings, folder, console, resume=resume))
+    _print_next_commands(folder, console)
 
 
 def _describe_stop(folder: Path) -> str:
