@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 
 BATCH = 32
 """Traces of a step, unless the run file has `prompts`."""
-OF_THE_RUN = ("model", "tools", "mcp", "template", "limits", "instructions", "result_limit", "columns")
+OF_THE_RUN = (
+    "model",
+    "trust_remote_code",
+    "tools",
+    "mcp",
+    "template",
+    "limits",
+    "instructions",
+    "result_limit",
+    "columns",
+)
 """Settings that are those of the run whose rollouts are learned, unless others are given."""
 
 

@@ -26,6 +26,7 @@ from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.scheduler import Group, Scheduler
 from trainer.rollout.settings import AdmissionSettings
 from trainer.rollout.task import Task
+from trainer.setup import trust_model
 from trainer.storage.rollout_file import RolloutWriter, RunError
 from trainer.storage.run_status import StatusFile, read_status
 from trainer.train.checkpoint import Checkpoint, Checkpoints
@@ -199,6 +200,7 @@ async def compare_run(
     if checkpoint is None:
         raise ConfigError("the run has no checkpoint yet", file=run, remedy="continue the run with --resume")
     _keep_earlier(run / EVALUATION_FOLDER)
+    trust_model(settings, run)
     async with open_job(evaluated, objects=objects) as job:
         policy = await to_thread.run_sync(Policy.load, job.model, settings.update)
         log = partial(console.print, markup=False)

@@ -49,6 +49,7 @@ from trainer.setup import (
     make_sampling,
     make_stepper,
     probe_for_job,
+    trust_model,
     unavailable_servers,
 )
 from trainer.train.settings import TrainSettings
@@ -313,6 +314,7 @@ async def open_job(
         if gateway is None and (mistakes := find_mistakes(settings, tasks, used_gateway)):
             raise ConfigErrors(mistakes)
         model = await prepare_model(settings, on_warm_start)
+        trust_model(settings, model)
         parameters = _count_parameters(model)
         update = choose_rates(settings.update, parameters, settings.steps)
         template = load_template(model, settings.template, used_gateway.specs)

@@ -25,6 +25,7 @@ from trainer.policy.memory_plan import plan_other_rank
 from trainer.policy.optimizers import describe_rates, keep_rates
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
+from trainer.setup import trust_model
 from trainer.storage.rollout_file import RolloutWriter, resume_hint
 from trainer.storage.run_files import LOGS_FOLDER, METRICS_FILE, MetricsWriter
 from trainer.storage.run_status import StatusFile
@@ -76,6 +77,7 @@ async def train(
             remedy = "continue it with --resume, or name another folder with --out"
             raise ConfigError("the folder already has a run", file=folder.path, remedy=remedy)
         step = checkpoint.step if checkpoint else 0
+        trust_model(settings, path)
         located = use_start_model(path, settings) if resume else settings
         async with AsyncExitStack() as stack:
             tape = folder.new_tape(step + 1) if settings.record else None

@@ -252,7 +252,8 @@ def test_skipped_rows_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("outcome", name) for name in sorted(set(ALGORITHMS) - {"sft"})] + [(kind, "grpo") for kind in ("discounted", "scores", "turns")],
+    [("outcome", name) for name in sorted(set(ALGORITHMS) - {"sft"})]
+    + [(kind, "grpo") for kind in ("discounted", "scores", "turns")],
 )
 def test_groups_without_variance_leave_no_rows(kind: str, name: str) -> None:
     settings = make_settings(kind, name)
