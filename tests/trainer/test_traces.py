@@ -14,14 +14,14 @@ from tests.trainer.conversations import TOOL, calling_turn, make_calls, make_tem
 from tests.trainer.policy_scripts import HERMES, make_gateway, render_calls, script_by_task
 from tests.trainer.tokenizer_families import FAMILIES, Family
 from trainer.data.row_media import RowMedia
-from trainer.data.traces import RunTraces, TraceOptions, parse_where, read_trace
+from trainer.data.traces import RunTraces, TraceOptions, TraceTask, parse_where, read_trace
 from trainer.engine.scripted import ScriptedEngine
 from trainer.parse.choose import load_parser
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import ColumnSettings, RolloutLimits
 from trainer.rollout.task import Task
-from trainer.rollout.trace_player import TraceGateway, TraceTask, encode_turns, fit_call_ids, play_trace
+from trainer.rollout.trace_player import TraceGateway, encode_turns, fit_call_ids, play_trace
 from trainer.storage.rollout_file import RolloutWriter
 from trainer.template import Template
 

@@ -9,7 +9,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from trainer.ledger import Author, Ledger, Message
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import BaseRolloutSettings
 from trainer.rollout.task import Task
-from trainer.rollout.trace_player import WEIGHT, TraceTask
 from trainer.storage.rollout_file import ROLLOUTS_FILE, Rollouts
 from trainer.template.chat_template import build_call
 
@@ -36,6 +35,34 @@ FORMATS = "`messages`, `prompt` and `completion`, or `conversations`"
 SYSTEM_ROLES = ("system", "developer")
 Report = Callable[[str, str, str], None]
 """Takes the field, the problem and the remedy."""
+
+
+WEIGHT = "weight"
+"""The key of an assistant's message that says whether it is trained (1, the default) or only read (0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTask(Task):
+    """A task with the turns that are to be learned."""
+
+    rest: tuple[Message, ...] = ()
+    """The messages after the opening ones, from the first turn of the assistant that is trained to the last."""
+    tools: tuple[ToolSpec, ...] | None = None
+    """The tools that the trace offers; by default those of the run that are named in `session_task`."""
+    recorded: tuple[tuple[int, ...], ...] = ()
+    """The ids of each turn as a policy sampled them; they are kept if this template reads the same turn from them."""
+
+    @property
+    def turns(self) -> tuple[Message, ...]:
+        """The assistant's messages."""
+        return tuple(message for message in self.rest if message["role"] == "assistant")
+
+    def offered(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+        """The tools that it offers, where the run has `specs`."""
+        if self.tools is not None:
+            return self.tools
+        names = self.session_task.tools
+        return tuple(spec for spec in specs if spec.audience == "policy" and (names is None or spec.name in names))
 
 
 def load_traces(settings: BaseRolloutSettings, name: str, options: TraceOptions) -> LazyTasks:

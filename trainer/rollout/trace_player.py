@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gateway.errors import ConfigError
 from gateway.types import EMPTY, ToolSpec
+from trainer.data.traces import WEIGHT, TraceTask
 from trainer.engine.base import Capabilities, Engine, Generation
 from trainer.ledger import Author, Message
 from trainer.rollout.loop import RolloutRunner, add_instructions
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import RolloutEnd, RolloutStart, Step, Turn
-from trainer.rollout.task import Task
 from trainer.template.errors import TemplateError
 from trainer.template.render_reply import render_reply
 
@@ -25,34 +25,8 @@ if TYPE_CHECKING:
     from trainer.parse.base import Reply
     from trainer.template import Template
 
-WEIGHT = "weight"
-"""The key of an assistant's message that says whether it is trained (1, the default) or only read (0)."""
 UNLIMITED = 2**31
 OTHER_PARSER = "name the model's own format with `template.parser`, or change the row"
-
-
-@dataclass(frozen=True, slots=True)
-class TraceTask(Task):
-    """A task with the turns that are to be learned."""
-
-    rest: tuple[Message, ...] = ()
-    """The messages after the opening ones, from the first turn of the assistant that is trained to the last."""
-    tools: tuple[ToolSpec, ...] | None = None
-    """The tools that the trace offers; by default those of the run that are named in `session_task`."""
-    recorded: tuple[tuple[int, ...], ...] = ()
-    """The ids of each turn as a policy sampled them; they are kept if this template reads the same turn from them."""
-
-    @property
-    def turns(self) -> tuple[Message, ...]:
-        """The assistant's messages."""
-        return tuple(message for message in self.rest if message["role"] == "assistant")
-
-    def offered(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-        """The tools that it offers, where the run has `specs`."""
-        if self.tools is not None:
-            return self.tools
-        names = self.session_task.tools
-        return tuple(spec for spec in specs if spec.audience == "policy" and (names is None or spec.name in names))
 
 
 def encode_turns(template: Template, task: TraceTask, specs: Sequence[ToolSpec]) -> list[tuple[int, ...]]:

@@ -9,13 +9,14 @@ from rich.text import Text
 
 from gateway.errors import ConfigError
 from trainer.check import check_parts, describe_images, example_rollout
+from trainer.data.traces import TraceTask
 from trainer.engine.scripted import ScriptedEngine
 from trainer.finding import Finding, print_finding
 from trainer.policy.memory_parts import GIB
 from trainer.policy.optimizers import describe_rates
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
-from trainer.rollout.trace_player import TraceTask, play_trace
+from trainer.rollout.trace_player import play_trace
 from trainer.template.errors import TemplateError
 from trainer.train import modes
 from trainer.train.job import Job, open_job

@@ -13,7 +13,7 @@ from gateway.feedback.base import plain_text
 from gateway.types import ToolSpec
 from trainer.algorithms.train_batch import can_learn_from_single_rollouts
 from trainer.data.tasks import CHECKED_TASKS, example_names, iterate_texts
-from trainer.data.traces import iterate_problems
+from trainer.data.traces import TraceTask, iterate_problems
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.distributed.settings import count_ranks, count_shards
 from trainer.finding import Finding, Grade
@@ -24,7 +24,7 @@ from trainer.reward.functions import find_truth_problem
 from trainer.rollout.loop import add_instructions
 from trainer.rollout.steppers import StepperFactory
 from trainer.rollout.task import Task
-from trainer.rollout.trace_player import TraceTask, encode_turns, fit_call_ids
+from trainer.rollout.trace_player import encode_turns, fit_call_ids
 from trainer.template import Template, TemplateError
 from trainer.template.media_layout import has_media
 from trainer.train.checkpoint import forecast_checkpoints

@@ -7,9 +7,10 @@ from typing import Self, cast
 
 from gateway.types import EMPTY
 from trainer.data.curriculum import TaskStream
+from trainer.data.traces import TraceTask
 from trainer.reward.scorer import ScoredGroup, ScoredRollout
 from trainer.rollout.rollout import Rollout
-from trainer.rollout.trace_player import TraceTask, play_trace
+from trainer.rollout.trace_player import play_trace
 from trainer.train.collect import StepCollector, StepRollouts
 
 
