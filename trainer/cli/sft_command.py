@@ -12,7 +12,7 @@ from gateway.errors import ConfigError
 from trainer.cli.errors import report_errors
 from trainer.cli.options import app
 from trainer.cli.rank_command import keep_exit_code
-from trainer.cli.train_command import run_job
+from trainer.cli.train_command import prepare_run
 
 if TYPE_CHECKING:
     from trainer.train.settings import TrainSettings
@@ -81,8 +81,9 @@ def sft(
         values = _run_values(from_run) if from_run is not None else {}
         return _load(config, values, given | {"data": source}, traces, (epochs, steps, lr, ranks))
 
-    with keep_exit_code(), report_errors():
-        run_job(load, dry_run=dry_run)
+    with keep_exit_code(), report_errors(), prepare_run(load, dry_run=dry_run) as run:
+        if run is not None:
+            run()
 
 
 def _run_values(run: Path) -> dict[str, Any]:

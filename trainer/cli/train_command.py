@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -125,18 +125,22 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
             launch(*load(), TrainOptions(options | {"config": config}, ranks, resume, given_plugins))
             return
         company = [option for option in plugin_options if option.accompany]
-        run_job(load, company, dry_run=dry_run, resume=resume, verbose=verbose)
+        with prepare_run(load, company, dry_run=dry_run, resume=resume, verbose=verbose) as run:
+            if run is not None:
+                run()
 
 
-def run_job(
+@contextmanager
+def prepare_run(
     load: Callable[[], tuple[TrainSettings, str]],
     company: Sequence[TrainOption] = (),
     *,
     dry_run: bool,
     resume: bool = False,
     verbose: bool = False,
-) -> None:
-    """Trains or checks the job whose settings and name are loaded, as the leader or as another rank."""
+) -> Iterator[Callable[[], None] | None]:
+    """What trains the job whose settings and name are loaded, as the leader or as another rank; None if it was only to
+    be checked. Afterwards, prints the next commands."""
     if is_other_rank() and not dry_run:
         follow_and_exit(load)
     settings, name = load()
@@ -150,6 +154,7 @@ def run_job(
 
         if not anyio.run(check, settings, console):
             raise typer.Exit(1)
+        yield None
         return
     if restarts_ranks(settings):
         words = [*(["--verbose"] if verbose else []), *(option.name for option in company)]
@@ -165,7 +170,7 @@ def run_job(
                 stack.enter_context(option.accompany(folder.absolute()))
         from trainer.train.start import train as run_training
 
-        anyio.run(partial(run_training, settings, folder, console, resume=resume))
+        yield partial(anyio.run, partial(run_training, settings, folder, console, resume=resume))
     _print_next_commands(folder, console)
 
 
