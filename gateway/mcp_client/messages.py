@@ -173,8 +173,8 @@ def _to_message(frame: dict[str, Any]) -> JSONRPCMessage | None:
         if not isinstance(error, dict) and "result" not in frame:
             return None
         shown = "none" if request_id is None else json.dumps(request_id)[:_SHOWN_CHARS]
-        said = f"; its error says: {_read_error(frame)[0]}" if isinstance(error, dict) else ""
-        return error_response(None, f"it answers with the id {shown}, which no request has{said}")
+        error_text = f"; its error says: {_read_error(frame)[0]}" if isinstance(error, dict) else ""
+        return error_response(None, f"it answers with the id {shown}, which no request has{error_text}")
     result = frame.get("result")
     if isinstance(result, dict):
         return JSONRPCResponse.model_construct(jsonrpc="2.0", id=request_id, result=result)
