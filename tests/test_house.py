@@ -59,8 +59,8 @@ TRAINER_IMPORTS = {
         "vision/",
         "distributed/",
     ),
-    "peft": ("policy/",),
-    "transformers": ("template/", "engine/torch/", "model.py", "policy/", "vision/", "distributed/"),
+    "peft": ("policy/", "pretrained.py"),
+    "transformers": ("engine/torch/", "model.py", "policy/", "pretrained.py", "vision/", "distributed/"),
     "numpy": ("engine/torch/", "policy/"),
     "httpx2": ("engine/sglang/",),
     "safetensors": ("engine/sglang/weight_sync/", "policy/", "distributed/"),
@@ -142,7 +142,7 @@ def test_third_party_packages_are_imported_only_where_allowed(package: str, impo
 
 
 LAYERS = (
-    ("ledger", "parse", "worker_thread", "load_plugin", "finding"),
+    ("ledger", "parse", "worker_thread", "load_plugin", "finding", "pretrained"),
     ("rollout.task", "rollout.rollout", "storage", "vision", "engine", "template"),
     ("rollout.run_part",),
     ("rollout.settings",),
@@ -177,6 +177,17 @@ def test_trainer_modules_import_only_from_their_own_layer_or_below() -> None:
         and layer(module) > layer(f"trainer.{name(file).removesuffix('.py').replace('/', '.')}")
     ]
     assert upward == []
+
+
+def test_only_one_module_lets_transformers_read_a_folder() -> None:
+    """The module decides whether code of the folder may run; left to itself, transformers asks at the terminal."""
+    readers = {
+        name(file)
+        for file in FILES
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.Attribute) and node.attr in ("from_pretrained", "get_class_from_dynamic_module")
+    }
+    assert readers == {"pretrained.py"}
 
 
 def test_only_setup_opens_a_gateway() -> None:

@@ -28,6 +28,7 @@ from trainer.setup import (
     load_template,
     make_gateway,
     probe_for_job,
+    trust_model,
     unavailable_servers,
 )
 from trainer.view.show import print_rollouts
@@ -125,6 +126,7 @@ def _load_template(settings: RolloutSettings, gateway: AnyGateway) -> tuple[Temp
     from trainer.template import TemplateError
 
     try:
+        trust_model(settings, settings.model)
         weights = read_weight_files(settings.model)
         with suppress(PolicyError):  # Told with the memory.
             require_matching_weights(settings.model, weights, load_meta_model(settings.model))

@@ -38,6 +38,7 @@ from trainer.setup import (
     make_sampling,
     make_stepper,
     probe_for_job,
+    trust_model,
     unavailable_servers,
 )
 from trainer.storage.rollout_file import RESTART, ROLLOUTS_FILE, RolloutWriter, RunError
@@ -76,6 +77,7 @@ async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
         ]
         if mistakes:
             raise ConfigErrors(mistakes)
+        trust_model(settings, settings.model)
         template = load_template(settings.model, settings.template, gateway.specs)
         probe_for_job(template, settings, gateway.specs, [tasks]).raise_if_failed()
         if player is not None:

@@ -152,6 +152,7 @@ def _make_sglang_engine(
     servers = []
     flags = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()))
     flags += () if LORA_FLAG in flags else reference.adapters.server_flags
+    flags += ("--trust-remote-code",) if settings.trust_remote_code else ()
     for index, gpu in enumerate(_gpu_flags(serving)):
         options = ServerOptions(extra=(*flags, *gpu), tokenizer=has_vision(model))
         servers.append(ServerProcess(model, options, log=folder / f"sglang-{index}.log", notify=log))

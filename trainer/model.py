@@ -1,15 +1,16 @@
-"""Loads a model from a local folder; never from a network, and never with code from the folder."""
+"""Loads a model from a local folder, with errors that say how to mend it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
+
+from trainer.pretrained import ModelCodeError, load_weights, make_model
 
 
 def configure_torch() -> None:
@@ -72,30 +73,27 @@ def load_model(
     if isinstance(dtype, str):
         dtype = _dtype(dtype)
     try:
-        model = auto_class(folder).from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = load_weights(folder, dtype)
+    except ModelCodeError:
+        raise
     except Exception as error:  # Several libraries read weights, each with its own errors.
         raise ModelError(
             f"{folder}: cannot be loaded as a causal language model: {error}; copy the folder again"
         ) from error
-    return cast(PreTrainedModel, torch.nn.Module.to(model, device).train(False))
+    torch.nn.Module.to(model, device)
+    model.train(False)
+    return model
 
 
 def build_skeleton(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model with weights that nothing was written to, which take no memory until then; its buffers are computed."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with no_init_weights():
-        model: PreTrainedModel = auto_class(folder).from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        model = make_model(folder, dtype)
     model.tie_weights()  # A part of the initialisation that was skipped.
     model.train(False)
     return model
-
-
-def auto_class(folder: Path) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
-    """The transformers class that loads the model in a folder."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
 
 
 def _dtype(name: str) -> torch.dtype:

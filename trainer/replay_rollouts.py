@@ -18,7 +18,7 @@ from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import Author, Entry
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
-from trainer.setup import load_data, load_template, make_sampling, make_stepper
+from trainer.setup import load_data, load_template, make_sampling, make_stepper, trust_model
 from trainer.storage.rollout_file import Rollouts
 
 
@@ -38,6 +38,7 @@ async def replay_rollouts(run: Path, console: Console) -> bool:
         gateway = await stack.enter_async_context(ReplayGateway(run / "tape"))
         if player is not None:
             await stack.enter_async_context(player)
+        trust_model(settings, settings.model)
         template = load_template(settings.model, settings.template, gateway.specs)
         for before, attempt in recorded:
             task = tasks.get(before.task)

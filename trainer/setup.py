@@ -22,6 +22,7 @@ from trainer.data.tasks import RowTasks, example_names, load_example, load_rows
 from trainer.engine.base import Sampling
 from trainer.load_plugin import load_plugin
 from trainer.parse.plain import PlainText
+from trainer.pretrained import trust_code
 from trainer.rollout.settings import BaseRolloutSettings, TemplateSettings
 from trainer.rollout.steppers import Stepper, ToolsAndFeedback
 from trainer.rollout.task import Task
@@ -170,6 +171,12 @@ def find_unknown_tools(gateway: AnyGateway) -> list[ConfigError]:
         and status.state == "up"
     }
     return find_unknown_tools(getattr(gateway, "servers", ()), up)
+
+
+def trust_model(settings: BaseRolloutSettings, *folders: Path) -> None:
+    """Trusts the code of these folders, such as the model's and the run's, if the settings say so."""
+    if settings.trust_remote_code:
+        trust_code(*folders)
 
 
 def load_template(model: Path, settings: TemplateSettings, specs: Sequence[ToolSpec] = ()) -> Template:

@@ -59,7 +59,8 @@ class OAuth(FrozenModel):
     scopes: tuple[Scope, ...] = ()
     """Scopes to ask for; by default, those that the server names."""
     issuer: Annotated[str, AfterValidator(_check_web_address)] | None = None
-    """The only authorization server that may get the secret or a login; by default, the one that the server names."""
+    """The only authorization server that may get a login; by default, the one that the server names. A secret or a
+    key needs it, so that it goes nowhere else."""
     client_metadata_url: Annotated[str, AfterValidator(_check_metadata_url)] | None = None
     """Address of a client ID metadata document of yours, used as the client id where that is supported."""
     redirect_uri: Annotated[str, AfterValidator(_check_loopback_redirect)] | None = None
@@ -79,6 +80,9 @@ class OAuth(FrozenModel):
             raise rule_error("`grant: client_credentials` needs a client's own credentials", remedy)
         if key and self.grant != "client_credentials":
             raise rule_error("a private key is for jobs without a person", "set `grant: client_credentials`")
+        if self.issuer is None and (key or self.client_secret is not None):
+            remedy = "name the authorization server that it is for: `issuer: https://login.example.org`"
+            raise rule_error("a secret or key without an issuer would go to whatever the server names", remedy)
         return self
 
 

@@ -20,7 +20,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 
 from gateway.errors import ConfigError, Unavailable
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import Confined
 from gateway.sandbox.python_programs import PYTHON_COMMAND, Confinement, confine, find_confinement, program_folder

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -127,11 +127,15 @@ class WireMeter:
             raise WireFlood("the server sent more framing than content")
 
 
-class MeteredBackend(httpcore2.AsyncNetworkBackend):
-    """Connects one connection whose reads are counted by `meter`."""
+ADDRESSES = "addresses"
+"""Extension of a request: the addresses to connect to, which were looked up and checked."""
 
-    def __init__(self, meter: WireMeter) -> None:
-        self._meter = meter
+
+class MeteredBackend(httpcore2.AsyncNetworkBackend):
+    """Connects one connection, to one of `addresses` if they are given; its reads are counted by `meter`."""
+
+    def __init__(self, meter: WireMeter, addresses: Sequence[str] | None) -> None:
+        self._meter, self._addresses = meter, addresses
 
     async def connect_tcp(
         self,
@@ -141,9 +145,13 @@ class MeteredBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        # anyio's own streams work on asyncio and on trio.
-        stream = await httpcore2.AnyIOBackend().connect_tcp(host, port, timeout, local_address, socket_options)
-        return MeteredStream(stream, self._meter)
+        backend = httpcore2.AnyIOBackend()  # anyio's own streams work on asyncio and on trio
+        options = (port, timeout, local_address, socket_options)
+        *others, last = self._addresses or [host]
+        for address in others:
+            with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                return MeteredStream(await backend.connect_tcp(address, *options), self._meter)
+        return MeteredStream(await backend.connect_tcp(last, *options), self._meter)
 
 
 class MeteredStream(httpcore2.AsyncNetworkStream):

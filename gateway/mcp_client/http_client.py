@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -25,7 +25,7 @@ from anyio import to_thread
 
 from gateway.mcp_client.auth.credentials import AuthError, Challenge, Credentials
 from gateway.mcp_client.errors import PendingRequest, credentials_awaited, current_request
-from gateway.mcp_client.flood_limits import MeteredBackend, WireMeter
+from gateway.mcp_client.flood_limits import ADDRESSES, MeteredBackend, WireMeter
 
 _KEEPALIVE_S = 30.0
 _MAX_IDLE = 512
@@ -49,7 +49,7 @@ class _ConnectionPool:
 
     async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
         origin = request.url.origin
-        connection = await self._acquire(origin)
+        connection = await self._acquire(origin, request.extensions.get(ADDRESSES))
         connection.meter.begin_head()
         try:
             response = await connection.handle_async_request(request)
@@ -66,14 +66,14 @@ class _ConnectionPool:
             response.status, headers=response.headers, content=body, extensions=response.extensions
         )
 
-    async def _acquire(self, origin: httpcore2.Origin) -> _Connection:
+    async def _acquire(self, origin: httpcore2.Origin, addresses: Sequence[str] | None) -> _Connection:
         idle = self._idle.get(_origin_key(origin))
         while idle:
             connection = idle.pop()
             if not connection.has_expired():
                 return connection
             await _close(connection)
-        return _Connection(origin, self._context)
+        return _Connection(origin, self._context, addresses)
 
     async def _release(self, key: bytes, connection: _Connection) -> None:
         """Returns a connection, and closes the oldest idle one if it has expired or there are too many."""
@@ -95,9 +95,9 @@ class _ConnectionPool:
 class _Connection(httpcore2.AsyncHTTPConnection):
     """A connection with a meter for the response that it reads."""
 
-    def __init__(self, origin: httpcore2.Origin, context: ssl.SSLContext) -> None:
+    def __init__(self, origin: httpcore2.Origin, context: ssl.SSLContext, addresses: Sequence[str] | None) -> None:
         self.meter = WireMeter()
-        backend = MeteredBackend(self.meter)
+        backend = MeteredBackend(self.meter, addresses)
         super().__init__(origin, context, keepalive_expiry=_KEEPALIVE_S, network_backend=backend)
 
 
@@ -271,6 +271,14 @@ async def read_chunks(response: httpx2.Response, on_chunk: Callable[[bytes], Awa
                         return
                 elif await on_chunk(chunk):
                     scope.deadline = anyio.current_time() + _DRAIN_S
+
+
+def describe_encoding(response: httpx2.Response) -> str | None:
+    """What is wrong with a body that is encoded although `identity` was asked for; None if it is not."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("", "identity"):
+        return None
+    return f"the server's answer is compressed ({encoding[:40]}) although `accept-encoding: identity` was sent"
 
 
 async def read_body(response: httpx2.Response, max_bytes: int) -> bytes | None:

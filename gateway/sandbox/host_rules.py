@@ -86,10 +86,10 @@ class HostRules:
         """
         if any(rule.host == str(address) and port in rule.ports for rule in self.rules):
             return True
-        return all(each.is_global and not each.is_multicast for each in _embedded(address))
+        return all(each.is_global and not each.is_multicast for each in embedded_addresses(address))
 
 
-def _embedded(address: Address) -> list[Address]:
+def embedded_addresses(address: Address) -> list[Address]:
     """An address and that of version 4 which it stands for."""
     found: list[Address] = [address]
     if isinstance(address, ipaddress.IPv6Address):

@@ -34,7 +34,7 @@ from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import BaseRolloutSettings, RolloutLimits
 from trainer.rollout.task import Task
-from trainer.setup import load_template, make_gateway, make_sampling, make_stepper, probe_for_job
+from trainer.setup import load_template, make_gateway, make_sampling, make_stepper, probe_for_job, trust_model
 from trainer.storage.rollout_file import RolloutWriter
 from trainer.storage.run_files import RUN_INFO_FILE
 
@@ -186,6 +186,7 @@ async def serve_policy(settings: ServeSettings, agent: AgentSettings, token: str
         create_run_folder(settings.out)
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(make_gateway(settings))
+        trust_model(settings, settings.model)
         template = load_template(settings.model, settings.template, gateway.specs)
         probe_for_job(template, settings, gateway.specs, []).raise_if_failed()
         engine = make_engine(settings, settings.model, template, settings.out or Path(), log=say)

@@ -46,7 +46,9 @@ def plan(
 
         from mtrl_plugins.plan.plan_run import PlanOptions, plan_run
         from mtrl_plugins.plan.report import plan_to_json, print_plan
+        from trainer.setup import trust_model
 
+        trust_model(settings, model)
         planned = plan_run(settings, model, runs, PlanOptions(gpus, device, servers_tp, tool_seconds, seed))
         if json:
             sys.stdout.write(plan_to_json(planned) + "\n")

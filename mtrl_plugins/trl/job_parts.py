@@ -24,6 +24,7 @@ from mtrl_plugins.trl.environments import Environments, EnvironmentStepper, Envi
 from mtrl_plugins.trl.function_tools import CallerTools, make_function_source, make_function_tools, make_source
 from mtrl_plugins.trl.reward_functions import PREFIX, Progress, RewardFunctions, name_functions, unique_name
 from mtrl_plugins.trl.rows import EMPTY_PROMPT, PROMPT, DatasetTasks, open_dataset
+from trainer.pretrained import load_tokenizer
 from trainer.train.job import JobObjects
 from trainer.train.settings import DEMO, TrainSettings
 
@@ -78,10 +79,8 @@ def text_template(model: str, prompts: Iterable[str]) -> str:
     It begins with the token that the model's tokenizer puts before every text, if there is one. Raises ConfigError if a
     chat template was applied to the prompts already, since control tokens in data are read as plain text.
     """
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        tokenizer = load_tokenizer(Path(model))
     except (OSError, ValueError):  # The demo, or a folder whose problems are reported later.
         return TEXT_TEMPLATE
     for prompt in prompts:

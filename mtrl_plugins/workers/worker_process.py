@@ -39,7 +39,15 @@ from mtrl_plugins.workers.worker_job import TokenizerPrint, WorkerJob
 from trainer.engine.sglang.direct_requests import DirectClient
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, Span
-from trainer.setup import RECONNECT_S, load_template, make_gateway, make_sampling, make_stepper, unavailable_servers
+from trainer.setup import (
+    RECONNECT_S,
+    load_template,
+    make_gateway,
+    make_sampling,
+    make_stepper,
+    trust_model,
+    unavailable_servers,
+)
 from trainer.storage.rollout_line import dump_rollout
 from trainer.template import TemplateError
 
@@ -225,6 +233,7 @@ async def _open_runner(job: WorkerJob, options: WorkerOptions, engine: RemoteEng
         if down := [server for server in unavailable_servers(gateway) if not server.optional]:
             raise AwayError("\n".join(str(ConfigError(server.problem, remedy=server.remedy)) for server in down))
         model = options.model or job.model
+        trust_model(settings, model)
         template = await to_thread.run_sync(load_template, model, settings.template, gateway.specs)
         if difference := job.tokenizer.find_difference(TokenizerPrint.take(template)):
             problem = f"{model} is not the model of the training process: {difference}"

@@ -88,6 +88,10 @@ def test_relative_paths_are_resolved_from_the_file(write: Write, load_files: Loa
         ({"url": "http://a", "auth_refresh_s": 5}, "s: `auth_refresh_s` belongs to `auth_command`"),
         ({"url": "http://a", "oauth": {"client_secret": "t"}}, "s.oauth: a secret or key without the client"),
         (
+            {"url": "http://a", "oauth": {"client_id": "a", "client_secret": "b"}},
+            "s.oauth: a secret or key without an issuer would go to whatever the server names",
+        ),
+        (
             {"url": "http://a", "oauth": {"grant": "client_credentials", "client_id": "a"}},
             "s.oauth: `grant: client_credentials` needs a client's own credentials",
         ),
@@ -147,7 +151,12 @@ def test_repr_of_config_never_contains_secrets(write: Write, load_files: LoadCon
                     "b": {"url": "https://hunter2", "headers": {"A": "hunter2"}, "auth_token": "hunter2"},
                     "c": {
                         "url": "https://hunter2",
-                        "oauth": {"client_id": "hunter2", "client_secret": "hunter2", "scopes": ["hunter2"]},
+                        "oauth": {
+                            "client_id": "hunter2",
+                            "client_secret": "hunter2",
+                            "scopes": ["hunter2"],
+                            "issuer": "https://a",
+                        },
                         "answers": {"pin": "hunter2"},
                     },
                     "d": {"url": "https://hunter2", "auth_command": ["hunter2"]},

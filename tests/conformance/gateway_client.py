@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gateway.build import build_plan
 from gateway.errors import GatewayError
@@ -50,9 +51,21 @@ def server_entry(url: str, scenario: str, context: Mapping[str, Any]) -> dict[st
     names = {"client_id": "client_id", "client_secret": "client_secret", "private_key_pem": "private_key"}
     names["issuer"] = "issuer"
     oauth |= {field: context[key] for key, field in names.items() if key in context}
+    if {"client_secret", "private_key"} & set(oauth) and "issuer" not in oauth:
+        oauth["issuer"] = named_issuer(url)
     if "client-credentials" in scenario:
         oauth["grant"] = "client_credentials"
     return {"url": url, "oauth": oauth, "answers": "defaults"}
+
+
+def named_issuer(url: str) -> str:
+    """The authorization server that a person would look up for a client whose credentials come without it."""
+    parts = urlsplit(url)
+    for path in (parts.path, ""):
+        address = f"{parts.scheme}://{parts.netloc}/.well-known/oauth-protected-resource{path}"
+        with suppress(OSError), urllib.request.urlopen(address, timeout=10) as answer:
+            return str(json.load(answer)["authorization_servers"][0])
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def calls_to_make(specs: Iterable[ToolSpec], context: Mapping[str, Any]) -> Iterator[ToolCall]:

@@ -28,6 +28,9 @@ def export(
         Path | None,
         typer.Option(metavar="PATH", help="The model that training started from, if the run's has moved."),
     ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code of this folder and of --model's.")
+    ] = False,
 ) -> None:
     """Write a trained model as a Hugging Face folder: weights, configuration, tokenizer, chat template.
 
@@ -44,9 +47,12 @@ def export(
     """
     with report_errors(stopped=lambda: "nothing was exported"):
         from trainer.model import configure_torch
+        from trainer.pretrained import trust_code
         from trainer.train.export_checkpoint import export_checkpoint
 
         configure_torch()
+        if trust_remote_code:
+            trust_code(checkpoint, *filter(None, (model,)))
         exported = export_checkpoint(checkpoint, out, adapter=adapter, best=best, model=model, warn=_warn)
     sys.stdout.write(f"{exported.kind}, after {exported.step} steps, in {exported.dtype}: {out}\n")
     if exported.best.step not in (0, exported.step):

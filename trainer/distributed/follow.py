@@ -29,6 +29,7 @@ from trainer.model import configure_torch
 from trainer.policy.memory_plan import free_memory
 from trainer.policy.settings import PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
+from trainer.pretrained import trust_code
 
 LOOK_S = 70.0
 """For how long a rank looks for a file that another machine has just made: NFS may remember for a minute that it, or
@@ -101,6 +102,8 @@ class Follower:
 
     def _load(self, command: Command) -> None:
         folder, values = Path(command.arguments["model"]), command.arguments["update"]
+        if command.arguments["trusts_code"]:
+            trust_code(folder)
         self._policy = ShardedPolicy.open(folder, UpdateSettings.model_validate(values), self._ranks)
 
     def _build_updater(self, command: Command) -> None:

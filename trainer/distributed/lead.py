@@ -40,6 +40,7 @@ from trainer.policy.policy import loading_checkpoint
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.shards import has_shards, require_same_parts
 from trainer.policy.update import PolicyUpdater
+from trainer.pretrained import trusts_code
 from trainer.vision.image_processor import ImageProcessor
 
 FindEnded = Callable[[], Mapping[int, str]]
@@ -60,7 +61,8 @@ class LeadPolicy(ShardedPolicy):
         image_processor: ImageProcessor | None = None,
     ) -> None:
         self.channel = channel
-        arguments = {"model": str(folder.absolute()), "update": settings.model_dump(mode="json")}
+        about = {"model": str(folder.absolute()), "trusts_code": trusts_code(folder)}
+        arguments = {**about, "update": settings.model_dump(mode="json")}
         with channel.command("load", arguments):
             super().__init__(folder, settings, channel.ranks, image_processor)
 

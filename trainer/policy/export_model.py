@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
@@ -29,6 +29,7 @@ from trainer.policy import lora
 from trainer.policy.policy import loading_checkpoint
 from trainer.policy.settings import PolicyError
 from trainer.policy.shards import has_shards, load_model_tensors, saved_tensors
+from trainer.pretrained import load_config
 from trainer.weight_files import WeightFiles
 
 
@@ -185,7 +186,7 @@ def _load_merged(checkpoint: Path, start: Path, dtype: torch.dtype) -> PreTraine
 
 def _require_same_sizes(checkpoint: Path, start: Path | None) -> None:
     """Raises ValueError if training cannot have started from this model."""
-    configs = [AutoConfig.from_pretrained(folder, local_files_only=True) for folder in (checkpoint, start) if folder]
+    configs = [load_config(folder) for folder in (checkpoint, start) if folder]
     texts = [config.get_text_config(decoder=True).to_dict() | {"model_type": config.model_type} for config in configs]
     for name in SIZES:
         values = [text.get(name) for text in texts]
@@ -197,5 +198,5 @@ def _read_dtype(folder: Path) -> torch.dtype:
     """The dtype that a model's folder names."""
     if not (folder / "config.json").is_file():
         return torch.float32
-    dtype = getattr(AutoConfig.from_pretrained(folder, local_files_only=True), "dtype", None)
+    dtype = getattr(load_config(folder), "dtype", None)
     return dtype if isinstance(dtype, torch.dtype) else torch.float32

@@ -18,6 +18,7 @@ from trainer.engine.base import Adapters, AdapterShape, PolicyWeights
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.settings import LoraSettings, PolicyError
 from trainer.policy.shards import has_shards, load_model_tensors, read_model_sizes
+from trainer.pretrained import load_adapter_config
 
 ADAPTER_FILE, ADAPTER_SETTINGS_FILE = "adapter_model.safetensors", "adapter_config.json"
 ADAPTER = "default"
@@ -95,9 +96,9 @@ def load_adapters(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
 
 def attach_adapters(model: PreTrainedModel, checkpoint: Path) -> None:
     """Adds a checkpoint's adapters to the model that they were trained for."""
-    from peft import PeftConfig, inject_adapter_in_model
+    from peft import inject_adapter_in_model
 
-    inject_adapter_in_model(PeftConfig.from_pretrained(str(checkpoint)), model, ADAPTER)
+    inject_adapter_in_model(load_adapter_config(checkpoint), model, ADAPTER)
     load_adapters(model, read_adapters(checkpoint))
 
 

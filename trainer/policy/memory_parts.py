@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import CONFIG_MAPPING
 
-from trainer.model import auto_class
 from trainer.policy.settings import PolicyError, UpdateSettings
+from trainer.pretrained import make_model
 from trainer.vision.family import family_from_config
 
 ADAPTABLE = (torch.nn.Linear, torch.nn.Embedding)
@@ -68,9 +68,8 @@ def load_meta_model(folder: Path) -> Any:
         remedy = "name a model's folder; models are not downloaded: `hf download NAME --local-dir FOLDER` does that"
         raise PolicyError(problem, remedy)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
-            return auto_class(folder).from_config(config)  # type: ignore[no-untyped-call]
+            return make_model(folder)
     except (OSError, ValueError, KeyError) as error:
         if kind := _find_unknown_type(folder):
             release = f"transformers {transformers.__version__}"

@@ -38,6 +38,7 @@ from trainer.policy.shards import (
     read_steps,
     saved_tensors,
 )
+from trainer.pretrained import ModelCodeError
 from trainer.vision.image_processor import ImageProcessor
 
 
@@ -283,6 +284,8 @@ def loading_checkpoint(file: Path) -> Iterator[None]:
     """Turns whatever goes wrong into an error that names the file."""
     try:
         yield
+    except ModelCodeError:
+        raise
     except Exception as error:  # boundary: each file format fails in its own way
         problem = "is missing" if not file.exists() else f"cannot be loaded ({type(error).__name__}: {error})"
         raise PolicyError(f"{file} {problem}", RESUME_REMEDY) from error

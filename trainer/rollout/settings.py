@@ -198,6 +198,8 @@ class BaseRolloutSettings(RunSections):
     """Keyword arguments of the plug-in."""
     record: bool = False
     """Record tool answers on a tape, so that the rollouts can be replayed without the tools."""
+    trust_remote_code: bool = False
+    """Run Python code from the model's folder (`auto_map`), for models that transformers does not know."""
     sampling: SamplingSettings = SamplingSettings()
     template: TemplateSettings = TemplateSettings()
     limits: RolloutLimits = RolloutLimits()

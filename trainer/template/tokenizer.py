@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from trainer import pretrained
 from trainer.template.errors import TemplateError
 from trainer.template.render_cache import RenderCache
 
@@ -202,13 +203,12 @@ def _load_from_folder(folder: Path) -> PreTrainedTokenizerFast:
         raise TemplateError(f"'{folder}' is not a folder", "download the model and give the folder that contains it")
     if not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
         raise TemplateError(f"'{folder}' has no tokenizer", "copy tokenizer.json and tokenizer_config.json into it")
-    from transformers import AutoTokenizer  # Here, because the import takes most of a second.
-
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return pretrained.load_tokenizer(folder)
+    except pretrained.ModelCodeError:
+        raise
     except Exception as error:  # boundary: the loader may raise anything for a broken file
         raise TemplateError(f"cannot load the tokenizer of '{folder}': {error}", "copy its files again") from error
-    return cast("PreTrainedTokenizerFast", loaded)
 
 
 def load_stop_ids(source: str | Path | PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:

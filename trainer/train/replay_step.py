@@ -27,6 +27,7 @@ from trainer.reward.scorer import ScoredGroup
 from trainer.rollout.observer import NullObserver
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.task import Task
+from trainer.setup import trust_model
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import METRICS_FILE, StepMetrics, read_metrics
 from trainer.train.checkpoint import Checkpoint
@@ -48,6 +49,7 @@ async def replay_step(run: Path, step: int, console: Console) -> bool:
     if tape is None:
         raise ConfigError("the run has no tape", file=run, remedy="make the run with `record: true`")
     settings = use_start_model(run, settings)
+    trust_model(settings, run)
     before = recorded[step].metrics
     async with _open_replay(settings, tape) as job:
         _restore_tasks(job, recorded)

@@ -13,6 +13,7 @@ from anyio import to_thread
 from rich.console import Console
 
 from gateway.errors import ConfigError
+from trainer.algorithms.named_algorithms import ALGORITHMS
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.rank_environment import RESTARTS_KEY, RankRestarts, count_restarts
 from trainer.distributed.settings import count_ranks, find_mesh
@@ -24,6 +25,7 @@ from trainer.policy.memory_plan import plan_other_rank
 from trainer.policy.optimizers import describe_rates, keep_rates
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
+from trainer.setup import trust_model
 from trainer.storage.rollout_file import RolloutWriter, resume_hint
 from trainer.storage.run_files import LOGS_FOLDER, METRICS_FILE, MetricsWriter
 from trainer.storage.run_status import StatusFile
@@ -75,6 +77,7 @@ async def train(
             remedy = "continue it with --resume, or name another folder with --out"
             raise ConfigError("the folder already has a run", file=folder.path, remedy=remedy)
         step = checkpoint.step if checkpoint else 0
+        trust_model(settings, path)
         located = use_start_model(path, settings) if resume else settings
         async with AsyncExitStack() as stack:
             tape = folder.new_tape(step + 1) if settings.record else None
@@ -259,6 +262,8 @@ def correct_mismatch(algorithm: AlgorithmSettings, engine: Capabilities) -> Algo
     """The algorithm; for an embedded engine that was chosen to be fast, with importance weights for its logprobs unless
     the settings correct them in another way."""
     mismatch = algorithm.mismatch
+    if ALGORITHMS[algorithm.name].is_supervised:
+        return algorithm
     if engine.name != "torch" or engine.is_exact or mismatch.truncate or mismatch.reject:
         return algorithm
     return algorithm.model_copy(update={"mismatch": mismatch.model_copy(update={"truncate": "token"})})

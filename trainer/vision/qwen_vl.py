@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.pretrained import load_image_processor
 from trainer.vision.family import Grid, ImageFeatures, ImageLayout
 
 PIXEL_BOUNDS = ("shortest_edge", "longest_edge")
@@ -34,7 +35,7 @@ class Qwen2VL:
     def load_processor(self, folder: Path) -> Any:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-        return Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
+        return load_image_processor(Qwen2VLImageProcessorPil, folder)
 
     def fit_size(self, processor: Any, width: int, height: int) -> tuple[int, int]:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize

@@ -28,9 +28,7 @@ async def log_in(credentials: PersonCredentials, challenge: Challenge, show_url:
     """Has a person log in, and stores the tokens; raises `AuthError`."""
     login = credentials.file.read()
     config = credentials.config
-    # A secret of ours stays with the authorization server that it was first used with.
-    bound = login.tokens.issuer if login.tokens is not None and config.client_secret is not None else None
-    authorization = await discover(credentials.http, credentials.server_url, challenge, config.issuer or bound)
+    authorization = await discover(credentials.http, credentials.server_url, challenge, config.issuer)
     scope = select_scope(config, authorization, challenge, login.missing_scope)
     known = login.client
     async with open_loopback(config.redirect_uri, _registered_port(known)) as receiver:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
+from mcp.client.auth.utils import issuers_match
 from mcp.shared.auth import OAuthClientInformationFull
 
 from gateway.config.models import Server
@@ -47,8 +48,11 @@ def join_scopes(scopes: Iterable[str]) -> str | None:
 
 
 def stored_client(config: OAuth, login: Login) -> OAuthClientInformationFull | None:
-    """The client that a login was made as, with its configured secret; None if another one is configured now."""
+    """The client that a login was made as, with its configured secret; None if another client or issuer is configured
+    now."""
     client = login.client
+    if login.tokens is not None and config.issuer is not None and not issuers_match(login.tokens.issuer, config.issuer):
+        return None
     if client is None or config.client_id is None:
         return client
     secret = None if config.client_secret is None else config.client_secret.get_secret_value()
@@ -64,11 +68,6 @@ class OAuthCredentials(Credentials):
         self.http = OAuthHttp(get_client, server_url, self.config.issuer)
         self.server_url = server_url
         self._tokens: Tokens | None = None
-
-    @property
-    def issuer(self) -> str | None:
-        """The only issuer that may be used, if there is one."""
-        return self.config.issuer
 
     def needs_renewal(self) -> bool:
         return self._tokens is not None and self._tokens.expires_within(EXPIRY_MARGIN_S)
@@ -91,8 +90,7 @@ class JobCredentials(OAuthCredentials):
     async def fetch(self, challenge: Challenge | None) -> Mapping[str, str]:
         refused = challenge or Challenge()
         if self._authorization is None or (challenge is not None and challenge.status == 401):
-            issuer = self.issuer if self._authorization is None else self.issuer or self._authorization.issuer
-            self._authorization = await discover(self.http, self.server_url, refused, issuer)
+            self._authorization = await discover(self.http, self.server_url, refused, self.config.issuer)
         scope = self._scope
         if challenge is not None:
             held = self._scope if challenge.is_step_up else None
@@ -145,13 +143,15 @@ class PersonCredentials(OAuthCredentials):
         if challenge is not None and challenge.is_step_up:
             raise self._missing_scope(login, challenge)
         client = stored_client(self.config, login)
+        if tokens is not None and client is None and challenge is not None:
+            raise AuthError(
+                f"its stored login is of {tokens.issuer} or of another client than `oauth` has", self.remedy
+            )
         if tokens is None or tokens.refresh_token is None or client is None:
             # An expired token is not sent; the server's refusal will then say what it wants.
             if challenge is None:
                 return self._use(None)
             raise self._refusal("rejects its login", challenge)
-        if self.issuer is not None and tokens.issuer.rstrip("/") != self.issuer.rstrip("/"):
-            raise AuthError(f"its stored login is of {tokens.issuer}, not of `oauth.issuer`", self.remedy)
         try:
             renewed = await refresh(self.http, tokens, tokens.refresh_token, client)
         except RefusedGrant as error:

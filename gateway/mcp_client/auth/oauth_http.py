@@ -1,11 +1,13 @@
 """Requests to authorization servers: bounded in time and size, without redirects to another origin, secrets unquoted.
 
-An MCP server names these addresses, so they are checked: https, or http only where the MCP server itself is.
+An MCP server names these addresses, so they are checked: https, or http only where the MCP server itself is; and of
+the Internet, or of the loopback, link-local or private kind only where the MCP server or the configured issuer is.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,8 @@ import httpx2
 
 from gateway.config.server_auth import LOOPBACK_HOSTS
 from gateway.mcp_client.auth.credentials import AuthError
+from gateway.mcp_client.flood_limits import ADDRESSES
+from gateway.sandbox.host_rules import embedded_addresses, parse_address
 
 REQUEST_S = 15.0
 """Deadline of one request."""
@@ -65,7 +69,8 @@ class OAuthHttp:
     def __init__(self, get_client: GetClient, server_url: str, issuer: str | None) -> None:
         self._get_client = get_client
         trusted = [urlsplit(url).hostname for url in (server_url, issuer) if url is not None]
-        self._plain_hosts = {host for host in trusted if host is not None}
+        self._trusted_hosts = frozenset(host for host in trusted if host is not None)
+        self._plain_hosts = set(self._trusted_hosts)
         if self._plain_hosts & set(LOOPBACK_HOSTS):
             self._plain_hosts |= set(LOOPBACK_HOSTS)
 
@@ -81,6 +86,19 @@ class OAuthHttp:
             reason = f"{purpose} is at {quote_text(url)}, where no token may go: it is not https"
             raise AuthError(reason, "report it to the server's operator")
         return url
+
+    async def _resolve(self, url: httpx2.URL, place: str) -> Mapping[str, Any]:
+        """The request extension with the addresses to connect to, since a second look-up may answer otherwise."""
+        if url.host in self._trusted_hosts:
+            return {}
+        addresses = await _look_up(url.host, place)
+        kinds = {kind for address in addresses if (kind := _kind(address)) is not None}
+        for host in self._trusted_hosts if kinds else ():
+            kinds -= {_kind(address) for address in await _look_up(host, host)}
+        if kinds:
+            reason = f"{place} is at a {'and '.join(sorted(kinds))} address, where its server is not"
+            raise AuthError(reason, "if that is right, name the authorization server as `oauth.issuer` of this server")
+        return {ADDRESSES: addresses}
 
     async def get(self, url: str, purpose: str) -> Answer:
         """Gets a metadata document; follows redirects within the origin."""
@@ -111,15 +129,17 @@ class OAuthHttp:
         try:
             with anyio.fail_after(REQUEST_S):
                 client = await self._get_client(str(url))
-                request = client.build_request(
-                    method, url, headers={"accept": "application/json", **headers}, content=body
-                )
+                allowed = await self._resolve(url, place)
+                headers = {"accept": "application/json", **headers}
+                request = client.build_request(method, url, headers=headers, content=body, extensions=allowed)
                 response = await client.send(request, stream=True)
                 try:
                     redirect = None if response.next_request is None else response.next_request.url
                     content = await _read_bounded(response)
                 finally:
                     await response.aclose()
+        except AuthError:
+            raise
         except TimeoutError:
             raise AuthError(f"{place} did not answer within {REQUEST_S:g} s", "try again later") from None
         except (httpx2.TransportError, httpx2.StreamError, httpx2.InvalidURL) as error:
@@ -128,6 +148,29 @@ class OAuthHttp:
         if content is None:
             raise AuthError(f"{place} answered with more than {MAX_ANSWER_BYTES} bytes", "report it to its operator")
         return Answer(str(url), response.status_code, _parse(content)), redirect
+
+
+async def _look_up(host: str, place: str) -> list[str]:
+    try:
+        found = await anyio.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise AuthError(f"{place} cannot be reached (its name has no address)", "try again later") from None
+    return list(dict.fromkeys(address[0].partition("%")[0] for *_, address in found))
+
+
+def _kind(text: str) -> str | None:
+    """Whether an address is of this machine or its network; None for one of the Internet."""
+    address = parse_address(text)
+    if address is None:
+        return "unknown"
+    for each in embedded_addresses(address):
+        if each.is_loopback or each.is_unspecified:
+            return "loopback"
+        if each.is_link_local:
+            return "link-local"
+        if not each.is_global or each.is_multicast:
+            return "private"
+    return None
 
 
 async def _read_bounded(response: httpx2.Response) -> bytes | None:

@@ -7,6 +7,7 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -29,7 +30,10 @@ class User:
         self.configure(**settings)
         self.lines: list[str] = []
 
-    def configure(self, **settings: object) -> None:
+    def configure(self, **settings: Any) -> None:
+        oauth = settings.get("oauth") or {}
+        if {"client_secret", "private_key_file"} & set(oauth):
+            settings["oauth"] = {"issuer": self.authorization.url, **oauth}
         self.file.write_text(json.dumps({"mcpServers": {"vault": {"url": self.server.url, **settings}}}))
 
     async def log_in(self, timeout_s: float = 20) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import anyio
@@ -12,6 +14,9 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from gateway.errors import GatewayError
 from gateway.mcp_client.auth import oauth_http
+from gateway.mcp_client.auth.credentials import AuthError
+from gateway.mcp_client.auth.oauth_http import OAuthHttp
+from gateway.mcp_client.http_client import HttpClients
 from gateway.types import Outcome
 from tests.mcp_client.auth.authorization_server import (
     Misbehave,
@@ -69,6 +74,14 @@ CASES: dict[str, tuple[Change, str]] = {
         lambda server: setattr(server, "authorization_servers", ["http://169.254.169.254/latest"]),
         "it is not https",
     ),
+    "the authorization server is at a link-local address": (
+        lambda server: setattr(server, "authorization_servers", ["https://169.254.169.254"]),
+        "is at a link-local address, where its server is not",
+    ),
+    "the authorization server is at a private address": (
+        lambda server: setattr(server, "authorization_servers", ["https://[::ffff:10.0.0.1]"]),
+        "is at a private address, where its server is not",
+    ),
     "the authorization server is no web address": (
         lambda server: setattr(server, "authorization_servers", ["file:///etc/passwd"]),
         "does not follow RFC 9728",
@@ -96,7 +109,8 @@ async def test_login_at_a_hostile_server_ends_typed_and_quotes_no_secret(
     change, expected = CASES[case]
     if "never answers" in case:
         monkeypatch.setattr(oauth_http, "REQUEST_S", 2.0)
-    async with user_of_protected_server(tmp_path, oauth=OAUTH) as user:
+    names_another = "the authorization server is" in case
+    async with user_of_protected_server(tmp_path, **({} if names_another else {"oauth": OAUTH})) as user:
         user.authorization.clients["ours"] = OAUTH["client_secret"]
         change(user.server)
         with anyio.fail_after(60), pytest.raises(GatewayError, match=expected) as failure:
@@ -124,17 +138,60 @@ async def test_server_that_redirects_elsewhere_never_passes_our_token_on(tmp_pat
         assert attacker.tokens_seen == []
 
 
-async def test_secret_stays_with_the_authorization_server_that_it_was_used_with(tmp_path: Path) -> None:
-    async with serve_protected() as attacker, user_of_protected_server(tmp_path, oauth=OAUTH) as user:
+@pytest.mark.parametrize("grant", ["authorization_code", "client_credentials"])
+async def test_secret_goes_to_no_authorization_server_but_its_issuer(grant: str, tmp_path: Path) -> None:
+    async with (
+        serve_protected() as attacker,
+        user_of_protected_server(tmp_path, oauth=OAUTH | {"grant": grant}) as user,
+    ):
         user.authorization.clients["ours"] = OAUTH["client_secret"]
-        await user.log_in()
         user.server.authorization_servers = [attacker.authorization.url]
-        with pytest.raises(GatewayError, match=r"but its tokens come from[^§]*oauth\.issuer"):
-            await user.log_in()
-        user.configure(oauth=OAUTH | {"issuer": user.authorization.url})
-        with pytest.raises(GatewayError, match="but its tokens come from"):
+        _, reason = await user.call()
+        assert grant == "authorization_code" or "but its tokens come from" in reason
+        with pytest.raises(GatewayError, match=r"but its tokens come from[^§]*oauth\.issuer|nobody logs in"):
             await user.log_in()
         assert attacker.authorization.requests == []
+
+
+async def test_stored_login_gets_no_secret_once_another_issuer_is_configured(tmp_path: Path) -> None:
+    async with serve_protected() as other, user_of_protected_server(tmp_path, oauth=OAUTH) as user:
+        user.authorization.clients["ours"] = OAUTH["client_secret"]
+        await user.log_in()
+        user.configure(oauth=OAUTH | {"issuer": other.authorization.url})
+        user.authorization.tokens.clear()
+        user.authorization.requests.clear()
+        assert "its stored login is of" in (await user.call())[1]
+        await user.log_out()
+        assert not user.authorization.paths("/token") and not user.authorization.paths("/revoke")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"])
+async def test_server_of_the_internet_leads_to_no_address_of_this_machine(host: str) -> None:
+    async with aclosing(HttpClients()) as clients:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            http = OAuthHttp(clients.get_client, "https://93.184.215.14/mcp", None)
+            with pytest.raises(AuthError, match="loopback address"):
+                await http.get(f"https://{host}:{listener.getsockname()[1]}/metadata", "its metadata")
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+
+async def test_address_that_was_checked_is_the_one_that_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+
+    async def look_up(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        looked_up.append(host)
+        address = "127.0.0.1" if len(looked_up) < 3 else "10.0.0.1"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", look_up)
+    async with serve_protected() as server, aclosing(HttpClients()) as clients:
+        port = server.authorization.url.rpartition(":")[2]
+        http = OAuthHttp(clients.get_client, "http://127.0.0.1/mcp", None)
+        http._plain_hosts.add("rebinding.example")
+        answer = await http.get(f"http://rebinding.example:{port}{METADATA}", "its metadata")
+        assert answer.status == 200 and looked_up == ["rebinding.example", "127.0.0.1"]
 
 
 async def test_registered_client_is_not_reused_at_another_authorization_server(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import anyio
 import httpx2
 from anyio import to_thread
 
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from trainer.engine.base import EngineError
 
 PYTHON_VARIABLE = "MTRL_SGLANG_PYTHON"
