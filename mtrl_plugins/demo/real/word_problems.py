@@ -99,7 +99,7 @@ def _draw_growth(draw: Random) -> WordProblem:
     return WordProblem(question, str(call.result), (_look_up(city, facts), call), facts)
 
 
-def _draw_told(draw: Random) -> WordProblem:
+def _draw_room(draw: Random) -> WordProblem:
     name, number = draw.choice(PEOPLE), draw.randint(100, 9999)
     return WordProblem(f"The room of {name} is number {number}. What is the number of the room of {name}?", str(number))
 
@@ -110,7 +110,7 @@ KINDS: Mapping[str, Callable[[Random], WordProblem]] = {
     "fact": _draw_fact,
     "hop": _draw_hop,
     "growth": _draw_growth,
-    "told": _draw_told,
+    "room": _draw_room,
 }
 """They need `calculate`, `calculate`, `look_up`, `look_up` twice, both, and no tool."""
 

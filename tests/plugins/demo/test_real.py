@@ -48,7 +48,7 @@ def test_each_kind_needs_its_calls() -> None:
     }
     assert found == {
         "sum": {("calculate",)}, "product": {("calculate",)}, "fact": {("look_up",)}, "hop": {("look_up", "look_up")},
-        "growth": {("look_up", "calculate")}, "told": {()},
+        "growth": {("look_up", "calculate")}, "room": {()},
     }  # fmt: skip
 
 
