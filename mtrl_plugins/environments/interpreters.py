@@ -221,11 +221,12 @@ def _run(command: Sequence[str], framework: str, show: Show) -> None:
     lines: list[str] = []
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
     variables |= {"PIP_NO_INPUT": "1", "PYTHONUNBUFFERED": "1"}
-    with spawn(command, stdout=PIPE, stderr=STDOUT, env=variables) as process:
+    process = spawn(command, stdout=PIPE, stderr=STDOUT, env=variables)
+    with process, TextIOWrapper(BufferedReader(cast("Any", process.stdout)), errors="replace") as printed:
         deadline = threading.Timer(INSTALL_S, kill_group, [process.pid])
         deadline.start()
         try:
-            for line in TextIOWrapper(BufferedReader(cast("Any", process.stdout)), errors="replace"):
+            for line in printed:
                 lines.append(line.rstrip())
                 if line.startswith(RETRYING):
                     show("the package index does not answer; pip tries again")
