@@ -17,6 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.client.stdio import get_default_environment
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from gateway.bounded_json import MAX_VALUES
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request, record_cut
 from gateway.mcp_client.flood_limits import (
@@ -36,6 +37,7 @@ from gateway.mcp_client.messages import (
     GUESS_BYTES,
     UnreadableMessageError,
     error_response,
+    find_mistake,
     find_request_id,
     read_messages,
     serialize,
@@ -129,7 +131,8 @@ class ChildProcess:
         max_bytes: int,
     ) -> None:
         self.name, self.requests = name, OpenRequests()
-        self.command, self.cwd, self.max_bytes = command, cwd, max_bytes
+        self.command, self.cwd = command, cwd
+        self.max_bytes, self.max_values = max_bytes, MAX_VALUES
         self.env = get_default_environment() | dict(env)
         self._process: SupervisedProcess | None = None
         self.stop_timeout_s = _SILENT_STOP_S
@@ -196,6 +199,7 @@ class ChildProcess:
         lines, pacer = LineSplitter(self.max_bytes), Pacer()
         try:
             while self.overflow is None and (chunk := await stdout.receive()):
+                dispatcher.is_reading = True
                 await pacer.work(CHUNK_S)
                 for piece in split_pieces(chunk):
                     for line in lines.feed(piece):
@@ -208,6 +212,7 @@ class ChildProcess:
                         record_cut("line")
                         limit = self.max_bytes + ENDLESS_LINE_BYTES
                         raise StreamFlood(f"the server sent a line of more than {limit} bytes")
+                dispatcher.is_reading = False
         except StreamFlood as error:
             self.overflow = str(error)
 
@@ -229,7 +234,7 @@ class ChildProcess:
                 await dispatcher.receive(error_response(request_id, text))
             return
         try:
-            parsed = await read_messages(line)
+            parsed = await read_messages(line, self.max_values)
         except UnreadableMessageError as error:
             parsed = []
             problem = (
@@ -240,11 +245,8 @@ class ChildProcess:
             else:
                 self.requests.note_broken(line, problem)
         if not parsed:
-            self._strays.spend(len(line) + LINE_COST)
+            self._note_stray(line, dispatcher)
             await pacer.work(LINE_S)
-            if line.strip():
-                self.stray_line_count += 1
-                self.stray_lines.append(_excerpt(line))
         elif not self._has_spoken:
             self._has_spoken, self.stop_timeout_s = True, _STOP_S
         for message in parsed:
@@ -253,6 +255,14 @@ class ChildProcess:
         for message in (*parsed, *lost):
             await pacer.work(EVENT_S)
             await dispatcher.receive(message)
+
+    def _note_stray(self, line: bytes, dispatcher: Dispatcher) -> None:
+        self._strays.spend(len(line) + LINE_COST)
+        if line.strip():
+            self.stray_line_count += 1
+            self.stray_lines.append(_excerpt(line))
+        if (mistake := find_mistake(line)) is not None:
+            dispatcher.note_unreadable(mistake)
 
     async def _write_stdin(self, stdin: WritePipe, outgoing: MemoryObjectReceiveStream[OutgoingLine]) -> None:
         with suppress(*PIPE_ERRORS):

@@ -107,7 +107,8 @@ class Transport:
             headers["Authorization"] = f"Bearer {config.auth_token.get_secret_value()}"
         client = AuthorizedClient(await self.services.http_clients.get_client(url), self.credentials)
         open_client = sse_client if self.name == "sse" else streamable_client
-        async with open_client(url, client, headers, Inbox(dispatcher, config.result_bytes)) as dispatcher.outbox:
+        inbox = Inbox(dispatcher, config.result_bytes, config.result_values, takes_any_id=self.name == "sse")
+        async with open_client(url, client, headers, inbox) as dispatcher.outbox:
             yield
 
     @asynccontextmanager
@@ -132,5 +133,5 @@ class Transport:
             cwd=start.cwd,
             max_bytes=self.config.result_bytes,
         )
-        self.child.log = self.log
+        self.child.log, self.child.max_values = self.log, self.config.result_values
         return self.child

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -51,6 +51,20 @@ class EvaluationSettings(FrozenModel):
     """The column with the kind of a task; success is also reported by kind."""
 
 
+class SftSettings(FrozenModel):
+    """Learns the assistant's turns of traces, instead of rollouts that are sampled; `mtrl-train sft` writes it.
+
+    The traces are `data`: rows, or a run's folder, whose rollouts are traces."""
+
+    where: str = ""
+    """Which rollouts of a run are learned, such as `reward >= 1 and calls > 0`; by default all."""
+    system: str | None = None
+    """A system prompt in place of that of each trace; empty for none."""
+    drop_examples: bool = False
+    """Of what a rollout of a run began with, keeps only the system prompt and the last question, so that the policy
+    learns to do without the examples before it."""
+
+
 class CheckpointSettings(FrozenModel):
     """Checkpoints, from which a run can be resumed."""
 
@@ -96,6 +110,8 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
     draws: NonNegativeInt = 3
     """With `algorithm.dynamic`: how often groups without a learning signal are replaced before a step continues with
     fewer."""
+    sft: SftSettings | None = None
+    """Supervised fine-tuning: `data` are traces, which `prompts` a step are learned from."""
     reward: RewardSettings = RewardSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     update: UpdateSettings = UpdateSettings()
@@ -111,8 +127,31 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
     its own login (`pip install wandb`, `wandb login`); one that fails is told, and the run goes on. The ids in
     `reports/` let a resumed run continue there."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare_sft(cls, values: Any) -> Any:
+        """The defaults of SFT: no group, no tools but those of the traces, no evaluation without tasks for it."""
+        if not isinstance(values, dict) or values.get("sft") is None:
+            return values
+        values = {"n": 1, "algorithm": {"name": "sft"}, "tools": (), **values}
+        evaluation = values.get("evaluation") or {}
+        has_tasks = isinstance(evaluation, dict) and evaluation.get("data") is not None
+        if isinstance(evaluation, dict) and not has_tasks:
+            idle = {"engine": "torch", "engine_dtype": "float32", "admission": {"writing": 1}}  # It generates nothing.
+            values = idle | values | {"evaluation": {"every": 0, **evaluation}}
+        return values
+
+    def _check_sft(self) -> None:
+        if self.sft is None:
+            return
+        if self.algorithm.name != "sft" or self.n != 1 or self.mode != "synchronous":
+            raise ValueError("`sft` needs `algorithm.name: sft`, `n: 1` and `mode: synchronous`; leave them out")
+        if self.evaluation.data is None and (self.evaluation.every or self.evaluation.after):
+            raise ValueError("traces are no tasks to evaluate on; name some with `evaluation.data`")
+
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
+        self._check_sft()
         examples = example_names()
         is_own = self.data not in examples and "model" in self.model_fields_set
         if self.model in examples and self.data != self.model and self.data not in self.objects and not is_own:

@@ -28,8 +28,6 @@ from gateway.process.supervised_process import SupervisedProcess
 from trainer.engine.base import EngineError
 
 PYTHON_VARIABLE = "MTRL_SGLANG_PYTHON"
-PYTHONPATH_VARIABLE = "MTRL_SGLANG_PYTHONPATH"
-"""Packages to add to that Python, where they cannot be installed but only copied."""
 DEFAULT_PYTHON = ".sglang/bin/python"
 """Made by `make sglang`, in the working directory or in the source folder."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -63,13 +61,12 @@ def find_python() -> Path:
 
 def server_environment() -> Mapping[str, str]:
     """The server's environment. Variables that the user sets win."""
-    added = {"PYTHONPATH": os.environ[PYTHONPATH_VARIABLE]} if os.environ.get(PYTHONPATH_VARIABLE) else {}
     inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in REMOVED_VARIABLES and not name.startswith("TORCHELASTIC_")
     }
-    return {**DEFAULT_ENVIRONMENT, **inherited, **added}
+    return {**DEFAULT_ENVIRONMENT, **inherited}
 
 
 def _search_folders() -> tuple[Path, ...]:
