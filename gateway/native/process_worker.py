@@ -19,7 +19,7 @@ from gateway.import_hook import add_to_sys_path
 from gateway.native.function import FunctionTool
 from gateway.native.result_json import encode_result
 from gateway.native.tool_results import exception_result, invalid_arguments_result, to_tool_result
-from gateway.process.child_entry import Wire
+from gateway.process.child_entry import MAX_BODY_BYTES, Wire
 from gateway.types import ToolResult
 from gateway.user_code import run_contained
 
@@ -34,7 +34,11 @@ def serve() -> None:
     file = Path(start["file"]) if start["file"] else None
     tool = FunctionTool(load_object(start["function"], file), name=start["name"])
     while (message := wire.receive()) is not None:
-        wire.send(message[0], _encoded_call(tool, json.loads(message[1])))
+        body = _encoded_call(tool, json.loads(message[1]))
+        if len(body) > MAX_BODY_BYTES:
+            problem = ValueError(f"it returned {len(body) >> 20} MB; {MAX_BODY_BYTES >> 20} MB are the most")
+            body = encode_result(exception_result(tool.spec.name, problem))
+        wire.send(message[0], body)
 
 
 def _encoded_call(tool: FunctionTool, arguments: dict[str, Any]) -> bytes:

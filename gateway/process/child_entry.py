@@ -17,12 +17,13 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from struct import Struct
 from types import ModuleType
 from typing import Any
 
 HEADER = Struct(">QQ")
-MAX_BODY_BYTES = 128 * 2**20
+MAX_BODY_BYTES = 64 * 2**20
 """A longer message is not read: its sender is ended."""
 NAME = "gateway.process.child_entry"
 
@@ -30,7 +31,7 @@ NAME = "gateway.process.child_entry"
 def pack_header(request: int, body: bytes) -> bytes:
     """What precedes a body. Raises ValueError if it is too long to be read."""
     if len(body) > MAX_BODY_BYTES:
-        raise ValueError(f"a message of {len(body) >> 20} MB is too long; {MAX_BODY_BYTES >> 20} MB are the most")
+        raise ValueError(f"an answer of {len(body) >> 20} MB is too long; {MAX_BODY_BYTES >> 20} MB are the most")
     return HEADER.pack(request, len(body))
 
 
@@ -68,6 +69,17 @@ class Wire:
             while left:
                 left = left[os.write(self._answers, left) :]
 
+    def send_value(self, request: int, value: Any) -> None:
+        """Answers a request; what JSON lacks is sent as text. An answer that is too long costs its own request."""
+        try:
+            self.send(request, json.dumps({"ok": value}, default=str).encode())
+        except ValueError as error:
+            self.send_problem(request, str(error))
+
+    def send_problem(self, request: int, problem: str, remedy: str = "") -> None:
+        """Refuses a request."""
+        self.send(request, json.dumps({"error": {"problem": problem[:4000], "remedy": remedy}}).encode())
+
 
 def answer_requests(wire: Wire, answer: Callable[[Any], Any]) -> None:
     """Answers requests, which are JSON as their answers are, one after the other until the other side is gone."""
@@ -75,12 +87,13 @@ def answer_requests(wire: Wire, answer: Callable[[Any], Any]) -> None:
         wire.send(message[0], json.dumps(answer(json.loads(message[1]))).encode())
 
 
-def load_file(name: str, file: str) -> ModuleType:
-    """Runs a file as a module of this name."""
-    module = sys.modules[name] = ModuleType(name)
-    module.__file__ = file
-    with open(file, "rb") as source:
-        exec(compile(source.read(), file, "exec"), vars(module))  # noqa: S102 - code of ours or of the operator
+def load_file(name: str, file: str | os.PathLike[str]) -> ModuleType:
+    """Imports a file as a module of this name, without its folder on the path. Raises ImportError if it is none."""
+    spec = spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

@@ -20,7 +20,8 @@ from gateway.process.spawn import EXIT_S, StartOptions, kill_group, spawn
 from gateway.process.supervised_process import START_S, SupervisedProcess
 
 CHUNK_BYTES = 65536
-FIRST_EXIT_POLL_S, EXIT_POLL_S = 0.001, 0.02
+FIRST_EXIT_POLL_S, EXIT_POLL_S, EXIT_POLL_GROWTH = 0.001, 0.1, 1.25
+"""An exit is noticed after a fifth of the time that was waited for it, at most."""
 ERROR_BYTES = 2000
 
 
@@ -122,7 +123,7 @@ async def wait_for_exit(process: Popen[bytes], within_s: float) -> bool:
     with anyio.move_on_after(within_s):
         while process.poll() is None:
             await anyio.sleep(pause_s)
-            pause_s = min(2 * pause_s, EXIT_POLL_S)
+            pause_s = min(EXIT_POLL_GROWTH * pause_s, EXIT_POLL_S)
     return process.poll() is not None
 
 

@@ -57,7 +57,8 @@ def end_process(process: Popen[bytes], within_s: float) -> int | None:
     """Waits for a process, kills its group, and reaps it. Returns its exit code; None if the kernel does not end it."""
     with suppress(TimeoutExpired):
         process.wait(within_s)
-    kill_group(process.pid)
+    if not kill_group(process.pid):
+        process.kill()
     with suppress(TimeoutExpired):
         process.wait(EXIT_S)
     return process.poll()

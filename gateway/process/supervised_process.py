@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
+from threading import Lock
 from typing import Unpack
 
 from gateway.process.spawn import StartOptions, kill_group, spawn
@@ -31,12 +32,18 @@ KILL_S = 6.0
 class SupervisedProcess:
     """A program and its supervisor, which has the program's pipes and exit code."""
 
-    def __init__(self, command: Sequence[str], **options: Unpack[StartOptions]) -> None:
-        """Starts the supervisor; `read_start` tells when the program runs. Raises OSError."""
-        self._command, self._reports = command[0], b""
+    def __init__(
+        self, command: Sequence[str], *, alone_s: float = 0.0, folder: str = "", **options: Unpack[StartOptions]
+    ) -> None:
+        """Starts the supervisor; `read_start` tells when the program runs. Raises OSError.
+
+        Once this process is gone, the program has `alone_s` to end by itself, as its input does. The supervisor removes
+        `folder` when nothing is left of the program.
+        """
+        self._command, self._reports, self._ending = command[0], b"", Lock()
         self.control, theirs = socket.socketpair()
         self.control.setblocking(False)
-        words = (sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), *command)
+        words = (sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(alone_s), folder, *command)
         try:
             with theirs:
                 options["pass_fds"] = (theirs.fileno(),)
@@ -77,6 +84,15 @@ class SupervisedProcess:
         """The program's exit code; negative for a signal, None while it or something that it started is there."""
         return self.supervisor.poll()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the program itself is there: the supervisor reaps it before it kills what is left."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return self.exit_code is None
+
     def send_signal(self, number: int) -> None:
         """Sends a signal to the program's process group."""
         with suppress(OSError):
@@ -93,10 +109,11 @@ class SupervisedProcess:
 
         The first wait, for a program whose input was closed, lasts `first_s`, or else as long as the second.
         """
-        try:
-            any(self.wait(wait_s) for wait_s in self.steps_to_end(grace_s, first_s, number))
-        finally:
-            self.close()
+        with self._ending:
+            try:
+                any(self.wait(wait_s) for wait_s in self.steps_to_end(grace_s, first_s, number))
+            finally:
+                self.close()
 
     def steps_to_end(self, grace_s: float, first_s: float | None, number: int = signal.SIGTERM) -> Iterator[float]:
         """Acts step by step, and tells how long to wait for the end after each; `close` comes last."""

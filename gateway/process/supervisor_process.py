@@ -1,10 +1,12 @@
 """Parent process of one program: ends everything that the program started, however it hid itself.
 
 It does so when the program ends, when it is told to, and when the process that started it is gone. Run as a script with
-`python -I -S`, so only the standard library is available. Arguments: the descriptor of a socket, then the program's
-command. It writes `p<pid>` or `e<errno>` to the socket when the program has started or failed to, and `x` when nothing
-is left of it. Each byte that it reads there is the number of a signal for the program's group; the end of the socket is
-SIGKILL. SIGTERM is passed on.
+`python -I -S`, so only the standard library is available. Arguments: the descriptor of a socket, the seconds that the
+program has to end by itself once that socket has ended, a folder to be removed at the end or nothing, the command.
+
+The supervisor writes `p<pid>` or `e<errno>` to the socket when the program has started or failed to, and `x` when
+nothing is left of it. Each byte that it reads there is the number of a signal for the program's group. SIGTERM is
+passed on.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _ROUND_S = 0.002
 
 def main() -> None:
     """Starts the program, waits for its end, kills what it left behind, and ends as the program did."""
-    control, command = int(sys.argv[1]), sys.argv[2:]
+    control, alone_s, folder, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:]
     os.set_inheritable(control, False)
     _adopt_orphans()
     woken, wake = os.pipe()
@@ -46,10 +48,14 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _signal_group(program, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    status = _serve(program, control, woken)
+    status = _serve(program, control, woken, alone_s)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     _signal_group(program, signal.SIGKILL)
     _kill_descendants()
+    if folder:
+        import shutil  # It would take a tenth of the time of each start.
+
+        shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         os.write(control, b"x\n")
     _end_as(os.waitstatus_to_exitcode(status))
@@ -97,25 +103,29 @@ def _release_streams() -> None:
         os.dup2(null, stream)
 
 
-def _serve(program: int, control: int, woken: int) -> int:
+def _serve(program: int, control: int, woken: int, alone_s: float) -> int:
     """Sends signals as it is told until the program has ended; returns its status."""
-    heard = [control, woken]
+    heard, left_s = [control, woken], None
     while True:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == program:
                     return ended[1]
-        ready, _, _ = select.select(heard, [], [])
+        ready, _, _ = select.select(heard, [], [], left_s)
         if woken in ready:
             os.read(woken, 4096)
         if control in ready:
             numbers = b""
             with suppress(OSError):
                 numbers = os.read(control, 64)
+            for number in numbers:
+                _signal_group(program, number)
             if not numbers:
                 heard.remove(control)
-            for number in numbers or (signal.SIGKILL,):
-                _signal_group(program, number)
+                left_s = alone_s
+        elif not ready:
+            _signal_group(program, signal.SIGKILL)
+            left_s = None
 
 
 def _signal_group(program: int, number: int) -> None:

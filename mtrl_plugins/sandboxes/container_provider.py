@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shlex
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from anyio import to_thread
 
 from gateway.errors import Unavailable
 from gateway.process.reaper import Reaper
+from gateway.process.spawn import run_command
 from gateway.sandbox import host_proxy, proxy_listener
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import OPEN_FILES
@@ -139,27 +139,20 @@ def _options(settings: SandboxSettings, name: str, proxy: HostProxy | None) -> I
 def _run_quietly(words: tuple[str, ...]) -> bool:
     """Runs a command of the engine; whether it did what it should."""
     try:
-        done = subprocess.run(words, capture_output=True, timeout=REMOVE_S, check=False)  # noqa: S603 - the engine
-    except (OSError, subprocess.SubprocessError) as error:
+        return run_command(words, REMOVE_S).status == 0
+    except OSError as error:
         log.error("%s failed: %s", " ".join(words), error)
         return False
-    return done.returncode == 0
 
 
 def find_container_problem(container: ContainerSettings) -> str | None:
     """Why containers cannot be started, with what to do; None if they can."""
     engine = tuple(shlex.split(container.engine))
     try:
-        done = subprocess.run(  # noqa: S603 - the engine
-            (*engine, "image", "inspect", "--format={{.Id}}", container.image),
-            capture_output=True,
-            text=True,
-            timeout=ASK_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        done = run_command((*engine, "image", "inspect", "--format={{.Id}}", container.image), ASK_S)
+    except OSError as error:
         return f"{container.engine} does not run: {error}\n  remedy: install Podman or Docker, or correct `engine`"
-    if done.returncode == 0:
+    if done.status == 0:
         return None
-    problem = f"{container.engine} has no image {container.image}: {done.stderr.strip()[-300:]}"
+    problem = f"{container.engine} has no image {container.image}: {done.error_text[-300:]}"
     return f"{problem}\n  remedy: {container.engine} pull {container.image}"
