@@ -152,8 +152,14 @@ class LogprobReader:
         self._language_model = language_model_of(model)
         original_attention = self._language_model.config._attn_implementation
         register_attention()
+        self.one_kernel = device_of(model).type == "cuda"
+        """Whether attention over a forest is one kernel; otherwise it works on blocks."""
         self.fallback_reason = self._probe_forest_attention()
         """Why sequences are run one after the other; empty if prefixes are shared."""
+        if self.fallback_reason and self.one_kernel:
+            log.warning("attention works on blocks, which is slower: %s", self.fallback_reason)
+            self.one_kernel = False
+            self.fallback_reason = self._probe_forest_attention()
         if self.fallback_reason:
             self._language_model.set_attn_implementation(original_attention)
             log.warning("%s", self.fallback_reason)
@@ -242,7 +248,7 @@ class LogprobReader:
         return torch.autocast(device_of(self.model).type, self.dtype if enabled else None, enabled)
 
     def _run_forest(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image]) -> HiddenStates:
-        forest, vision = build_forest(ids_T, sequence_T), self._prepare_vision(images)
+        forest, vision = build_forest(ids_T, sequence_T, self.one_kernel), self._prepare_vision(images)
         if vision:
             positions_3U = torch.zeros(3, len(forest.ids_U), dtype=torch.long, device=ids_T.device)
             positions_3U[:, forest.node_T] = vision.compute_positions(ids_T, sequence_T)

@@ -7,8 +7,9 @@ on what comes after it:
     ids_U        q q a b b          what the model runs
     positions_U  0 1 2 2 3          each node's position in its row
 
-Attention works on blocks of nodes. Short rows with much in common are one block, in which each node sees its ancestors
-by a mask; a long row is a block of its own with causal attention. Only attention pads anything.
+Attention on a GPU is one kernel over all nodes (`flex_forest`). The reference, and what a CPU does, works on blocks of
+nodes: short rows with much in common are one block, in which each node sees its ancestors by a mask; a long row is a
+block of its own with causal attention. Only attention pads anything.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+
+from trainer.policy.flex_forest import PreOrder, number_in_pre_order
 
 MAX_BLOCK_NODES = 512
 """Largest block with a mask; longer rows are faster alone, without a mask."""
@@ -50,9 +53,11 @@ class PrefixForest:
     ids_U: Tensor
     positions_U: Tensor
     node_T: Tensor
-    blocks: tuple[AttentionBlocks, ...]
     output_U: Tensor
-    """Each node's index in the outputs of all blocks, padding included."""
+    """Each node's index in the outputs of attention, padding included."""
+    blocks: tuple[AttentionBlocks, ...] = ()
+    pre_order: PreOrder | None = None
+    """In place of blocks, for the one kernel."""
 
 
 @dataclass(slots=True)
@@ -86,13 +91,14 @@ class _BlockBuilder:
             last = self.index_of[node]
 
 
-def build_forest(ids_T: Tensor, sequence_T: Tensor) -> PrefixForest:
-    """Builds the forest of sequences that lie end to end; deterministic."""
+def build_forest(ids_T: Tensor, sequence_T: Tensor, one_kernel: bool = False) -> PrefixForest:
+    """Builds the forest of sequences that lie end to end, for the one kernel or for blocks; deterministic."""
     ids, owners = ids_T.tolist(), sequence_T.tolist()
     node_of: dict[tuple[int, int], int] = {}
     node_by_token: list[int] = []
     first_tokens: list[int] = []
     depths: list[int] = []
+    parents: list[int] = []
     rows: list[list[int]] = []
     for token, (id, owner) in enumerate(zip(ids, owners, strict=True)):
         if not token or owner != owners[token - 1]:
@@ -102,14 +108,17 @@ def build_forest(ids_T: Tensor, sequence_T: Tensor) -> PrefixForest:
         if node == len(first_tokens):
             first_tokens.append(token)
             depths.append(len(rows[-1]))
+            parents.append(parent)
         rows[-1].append(node)
         node_by_token.append(node)
     device = ids_T.device
+    first_U, depth_U, node_T = (torch.tensor(values, device=device) for values in (first_tokens, depths, node_by_token))
+    if one_kernel:
+        pre_order = number_in_pre_order(parents, device)
+        return PrefixForest(ids_T[first_U], depth_U, node_T, pre_order.place_U, pre_order=pre_order)
     blocks, outputs = _arrange_blocks(list(_group_rows(rows)), len(first_tokens))
-    first_U, depth_U, output_U, node_T = (
-        torch.tensor(values, device=device) for values in (first_tokens, depths, outputs, node_by_token)
-    )
-    return PrefixForest(ids_T[first_U], depth_U, node_T, tuple(block.to(device) for block in blocks), output_U)
+    output_U = torch.tensor(outputs, device=device)
+    return PrefixForest(ids_T[first_U], depth_U, node_T, output_U, tuple(block.to(device) for block in blocks))
 
 
 def token_positions(sequence_T: Tensor) -> Tensor:
@@ -185,19 +194,34 @@ def register_attention() -> None:
 def forest_attention(
     _: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attends each block of nodes by itself. Has the signature of transformers: one row, whose tokens are the nodes."""
+    """Attends all nodes. Has the signature of transformers: one row, whose tokens are the nodes."""
     forest: PrefixForest = kwargs["forest"]
     inputs = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]
     heads = [tensor.shape[1] for tensor in (query, key, value)]
-    outputs = []
-    for blocks in forest.blocks:
-        gathered = (_gather_blocks(input_UX, blocks, count) for input_UX, count in zip(inputs, heads, strict=True))
-        mask = _attention_mask(blocks, kwargs.get("sliding_window"))
-        options: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": heads[0] != heads[1]}
-        output = scaled_dot_product_attention(*gathered, scale=kwargs.get("scaling"), **options)  # type: ignore[misc, arg-type]
-        outputs.append(output.transpose(1, 2).flatten(0, 1).flatten(1))
-    output_UX = embedding(forest.output_U, outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+    scale, window = kwargs.get("scaling"), kwargs.get("sliding_window")
+    if forest.pre_order is None:
+        output_NX = _attend_blocks(inputs, heads, forest.blocks, scale, window)
+    else:
+        output_NX = forest.pre_order.attend(inputs, heads, scale, window)
+    output_UX = embedding(forest.output_U, output_NX)
     return output_UX.view(1, len(forest.output_U), heads[0], -1), None
+
+
+def _attend_blocks(
+    inputs: Sequence[Tensor],
+    heads: Sequence[int],
+    batches: Sequence[AttentionBlocks],
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    outputs = []
+    for blocks in batches:
+        gathered = (_gather_blocks(input_UX, blocks, count) for input_UX, count in zip(inputs, heads, strict=True))
+        mask = _attention_mask(blocks, window)
+        options: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": heads[0] != heads[1]}
+        output = scaled_dot_product_attention(*gathered, scale=scale, **options)  # type: ignore[misc, arg-type]
+        outputs.append(output.transpose(1, 2).flatten(0, 1).flatten(1))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _gather_blocks(input_UX: Tensor, blocks: AttentionBlocks, heads: int) -> Tensor:

@@ -1,0 +1,117 @@
+"""Attention over a whole forest in one kernel (FlexAttention): on GPUs, in place of a gathered block for each shape.
+
+The nodes are numbered in pre-order, in which a node's descendants follow it without a gap, so that one number tells
+what it is seen by. For `q q a` and `q q b b`:
+
+    node               0 1 2 3 4       q q a b b
+    end_L              5 5 3 5 5       key k is seen by query q if and only if k <= q < end[k]
+
+The kernel is compiled once for each length of a ladder, whatever the forests are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import embedding
+
+BLOCK = 128
+"""Nodes of a block of the mask: blocks that nothing is seen in are skipped, those that all is seen in have no mask."""
+SHORTEST = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PreOrder:
+    """The nodes in pre-order, padded to a length of the ladder; padding sees itself."""
+
+    node_L: Tensor
+    """The node at each place; 0 for padding."""
+    place_U: Tensor
+    """Each node's place."""
+    end_L: Tensor
+    """The place after a node's last descendant."""
+    depth_L: Tensor
+    """The position in the row, by which sliding windows are measured."""
+    masks: dict[int | None, BlockMask] = field(default_factory=dict)
+    """By sliding window: layers share them."""
+
+    def attend(self, inputs: Sequence[Tensor], heads: Sequence[int], scale: float | None, window: int | None) -> Tensor:
+        """Attention at all places. The inputs' axes are node and width, the output's place and width."""
+        if window not in self.masks:
+            self.masks[window] = self.make_mask(window)
+        placed = (
+            embedding(self.node_L, input_UX).view(len(self.node_L), count, -1).transpose(0, 1)[None]
+            for input_UX, count in zip(inputs, heads, strict=True)
+        )
+        options = {"block_mask": self.masks[window], "scale": scale, "enable_gqa": heads[0] != heads[1]}
+        output: Tensor = _kernel(inputs[0].device.type)(*placed, **options)
+        return output[0].transpose(0, 1).flatten(1)
+
+    def make_mask(self, window: int | None = None) -> BlockMask:
+        """The mask for a model's layers, with a sliding window if they have one."""
+        end_L, depth_L, length = self.end_L, self.depth_L, len(self.end_L)
+
+        def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            seen = (key <= query) & (query < end_L[key])
+            return seen if window is None else seen & (depth_L[query] - depth_L[key] < window)
+
+        end_KB = end_L.view(-1, BLOCK)
+        first_Q = torch.arange(0, length, BLOCK, device=end_L.device)
+        earlier_QK = first_Q[:, None] > first_Q[None, :]
+        some_QK = (earlier_QK & (end_KB.amax(1)[None, :] > first_Q[:, None])) | torch.eye(
+            len(first_Q), dtype=torch.bool, device=end_L.device
+        )
+        whole_QK = earlier_QK & (end_KB.amin(1)[None, :] >= first_Q[:, None] + BLOCK)
+        if window is not None:
+            whole_QK = torch.zeros_like(whole_QK)
+        part, whole = _list_blocks(some_QK & ~whole_QK), _list_blocks(whole_QK)
+        return BlockMask.from_kv_blocks(*part, *whole, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length))
+
+
+def _list_blocks(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
+    """How many key blocks each query block has, and which: these first, in ascending order."""
+    count_Q = chosen_QK.sum(1, dtype=torch.int32)
+    index_QK = chosen_QK.int().argsort(dim=1, descending=True, stable=True).int()
+    return count_Q[None, None].contiguous(), index_QK[None, None].contiguous()
+
+
+def number_in_pre_order(parents: Sequence[int], device: torch.device) -> PreOrder:
+    """Numbers nodes so that descendants follow without a gap; a parent stands before its children in `parents`."""
+    sizes, depths = [1] * len(parents), [0] * len(parents)
+    for node in range(len(parents) - 1, -1, -1):
+        if parents[node] >= 0:
+            sizes[parents[node]] += sizes[node]
+    free, next_root, places = [0] * len(parents), 0, [0] * len(parents)
+    for node, parent in enumerate(parents):
+        if parent < 0:
+            place, next_root = next_root, next_root + sizes[node]
+        else:
+            place, depths[node] = free[parent], depths[parent] + 1
+            free[parent] += sizes[node]
+        places[node], free[node] = place, place + 1
+    length = ladder_length(len(parents))
+    place_U = torch.tensor(places, device=device)
+    node_L = torch.zeros(length, dtype=torch.long, device=device)
+    node_L[place_U] = torch.arange(len(parents), device=device)
+    end_L = torch.arange(1, length + 1, device=device)
+    end_L[place_U] = place_U + torch.tensor(sizes, device=device)
+    depth_L = torch.zeros_like(end_L)
+    depth_L[place_U] = torch.tensor(depths, device=device)
+    return PreOrder(node_L, place_U, end_L, depth_L)
+
+
+def ladder_length(nodes: int) -> int:
+    """The least power of two, at least 1,024, with room for them: few lengths, so few kernels."""
+    return max(SHORTEST, 1 << (nodes - 1).bit_length())
+
+
+@cache
+def _kernel(kind: str) -> Callable[..., Any]:
+    """Compiled on a GPU. On a CPU, where it can't be differentiated, it is only compared with the blocks."""
+    return torch.compile(flex_attention, dynamic=False) if kind == "cuda" else flex_attention
