@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -185,14 +185,12 @@ def measure_update(arguments: argparse.Namespace) -> None:
     matmul = 2 * side**3 / seconds(lambda: square @ square)
     tell("matmul", matmul / 1e12, "TFLOP/s", side=side)
     sizes = (256,) if arguments.small else MICRO_BATCHES
-    default: AbstractContextManager[Any] = nullcontext()
     for tokens in sizes:
-        _time_updates(arguments.model, shape, tokens, matmul, default, forest=True, kernel="chosen by torch")
-    _time_updates(arguments.model, shape, sizes[0], matmul, default, forest=False, kernel="chosen by torch")
-    for name, backend in KERNELS.items():
-        if name != "math":
-            with _told_if_it_fails("update", kernel=name):
-                _time_updates(arguments.model, shape, sizes[0], matmul, sdpa_kernel(backend), forest=True, kernel=name)
+        _time_updates(arguments.model, shape, tokens, matmul, forest=True)
+    _time_updates(arguments.model, shape, sizes[0], matmul, forest=False)
+    for name in ("cudnn", "flash", "efficient"):
+        with _told_if_it_fails("update", kernel=name):
+            _time_updates(arguments.model, shape, sizes[0], matmul, forest=True, kernel=name)
 
 
 @contextmanager
@@ -209,19 +207,24 @@ def _time_updates(
     shape: ModelShape,
     tokens: int,
     matmul: float,
-    kernel_context: AbstractContextManager[Any],
-    **labels: Any,
+    forest: bool,
+    kernel: str = "",
 ) -> None:
+    """One combination; `kernel` is that of the blocks, in place of the one kernel for a whole forest."""
     policy = Policy.load(model, UpdateSettings(lr=1e-6, tokens=tokens))
+    reader = policy.logprob_reader
+    reader.one_kernel = reader.one_kernel and not kernel
+    attention = "one kernel" if reader.one_kernel and forest else kernel or "chosen by torch"
+    context = sdpa_kernel(KERNELS[kernel]) if kernel else nullcontext()
     batch = make_batch(shape)
     total = sum(len(sequence.ids) for sequence in batch.sequences)
     updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
-    labels |= {"shape": shape.name, "micro_batch": tokens}
+    labels = {"forest": forest, "attention": attention, "shape": shape.name, "micro_batch": tokens}
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
-    with nullcontext() if labels["forest"] else _without_forest(policy), kernel_context, GpuIdleMeter() as meter:
+    with nullcontext() if forest else _without_forest(policy), context, GpuIdleMeter() as meter:
         taken = seconds(lambda: updater.train_step(batch), UPDATES)
-    layer_tokens, logit_tokens = count_computed(updater.last_rows, tokens, labels["forest"])
+    layer_tokens, logit_tokens = count_computed(updater.last_rows, tokens, forest)
     flops, peak = update_flops(policy, layer_tokens, logit_tokens) / taken, peak_flops()
     tell("update", total / taken, "tokens/s", **labels)
     tell("computed", layer_tokens / total, "of all tokens", **labels)

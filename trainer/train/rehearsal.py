@@ -39,8 +39,6 @@ CALLS_S = 60.0
 """Seconds for all calls; each has its tool's own limit, too."""
 MAX_TEXT = 300
 NOT_CALLED = ToolResult(outcome=Outcome.CANCELLED, reason="there was no time for it")
-UNREADABLE = re.compile(r'"<[\w.]+ object>"')
-"""How an object that is no JSON value is written for a policy."""
 MISTAKES = re.compile(r" raised ((Attribute|Import|ModuleNotFound|NotImplemented|Type|Name|UnboundLocal)Error)\b")
 """Exceptions that tools do not raise to say that an argument is wrong: these fit the schema."""
 
@@ -86,9 +84,6 @@ def _check_result(call: ToolCall, result: ToolResult) -> Iterator[Finding]:
         if not result.parts:
             remedy = "return a text, a number, a dict or an image, if the policy is to know what came of it"
             yield Finding("note", f"{called} returned nothing that the policy could read", remedy)
-        elif UNREADABLE.search(result.text):
-            problem = f"{called} returned an object, of which the policy reads {result.text[:MAX_TEXT]}"
-            yield Finding("wrong", problem, "return a text, a number, a dict, a list, an image or a ToolResponse")
         return
     reason = result.reason or result.text
     problem = f"{called} ended as {result.outcome}: {reason[:MAX_TEXT]}"

@@ -84,7 +84,7 @@ def test_every_native_tool_is_called_once_and_each_mistake_is_told_with_its_line
     assert "several.py:8)" in output and "correct the tool there, or its schema" in output
     assert "note `refuses` called with" in output and "several.py:13)" in output and "are to blame; else" in output
     assert "note `silent` called with {} returned nothing that the policy could read" in output
-    assert "FAIL `shapeless` called with {} returned an object" in output and "2 problems to fix" in output
+    assert "FAIL `shapeless` called with {} ended as error" in output and "2 problems to fix" in output
     assert f"ok   native tools were called with made-up arguments: {', '.join(names)}" in output
     assert "ok   two scripted rollouts were played" in output
 
