@@ -266,6 +266,10 @@ class DenseVisionModel(DenseModel):
                 target[span] = layer_features_FD[rows]
         return deepstack
 
+    def _compute_rotation(self, positions: Tensor) -> Rotation:
+        """Text has the same position on each axis of an image, which transformers 5.17 wants to be told."""
+        return super()._compute_rotation(positions.expand(3, *positions.shape) if positions.dim() == 2 else positions)
+
     def _rotate_chunks(self, chunks: Sequence[Chunk], padding: int) -> Rotation:
         positions = torch.cat([*map(_positions_3N, chunks), torch.zeros(3, padding, dtype=torch.long)], dim=1)
         positions = positions.to(self.shape.device)
