@@ -147,7 +147,7 @@ class GpuBench:
         settings = yaml.safe_load(JOB_FILE.read_text()) | {"engine": "sglang", "serving": serving}
         if self.small:
             settings |= {"model": str(build_model(self.folder / "tiny")), "steps": 1, "prompts": 2, "n": 2}
-            settings["evaluation"] = {"every": 1, "few": 2, "rows": 2}
+            settings["evaluation"] = {"every": 1, "rows": 2, "final_rows": 2}
         if colocated:  # A second step generates with memory that the trainer gave back.
             serving["placement"] = "together"
             settings |= {"steps": 2 if self.small else 5, "evaluation": {"every": 0, "after": False}}

@@ -45,7 +45,7 @@ def measure_trl_update(
 def _run_trl(
     model: Path, rows: Sequence[BatchRow], siblings: int, update: UpdateSettings, updates: int
 ) -> Mapping[str, Any]:
-    rows_at_once = micro_batch_rows(len(rows), max(len(row.ids) for row in rows), update.tokens)
+    rows_at_once = micro_batch_rows(len(rows), max(len(row.ids) for row in rows), update.micro_batch_tokens)
     job = {
         "model": str(model),
         "rows": [_row_to_json(row) for row in rows],
@@ -54,7 +54,7 @@ def _run_trl(
         "updates": updates,
         "lr": update.lr,
         "betas": update.betas,
-        "clip": update.clip,
+        "clip": update.max_grad_norm,
         "threads": torch.get_num_threads(),
     }
     python, env = _find_trl()

@@ -39,7 +39,7 @@ def step(logprobs_T: Tensor, batch: Batch, settings: AlgorithmSettings) -> tuple
 def test_loss_and_gradient_equal_loops(name: Name, aggregation: str) -> None:
     for seed in range(8):
         example = reference_loops.make_batch(seed)
-        settings = AlgorithmSettings(name=name, aggregate=aggregation, length=7)
+        settings = AlgorithmSettings(name=name, aggregate=7 if aggregation == "constant" else aggregation)
         clip = resolve_clip(settings)
         value, gradient = step(example.logprobs(), example.batch(), settings)
         expected = reference_loops.aggregate_losses(
@@ -185,7 +185,7 @@ def test_dapo_clips_higher_on_the_upper_side() -> None:
 def test_cispo_bounds_the_weight_and_keeps_every_gradient(seed: int) -> None:
     example = reference_loops.make_batch(seed, spread=1.5)
     batch = example.batch()
-    _, gradient = step(example.logprobs(), batch, AlgorithmSettings(name="cispo", aggregate="constant", length=1))
+    _, gradient = step(example.logprobs(), batch, AlgorithmSettings(name="cispo", aggregate=1))
     scaled = gradient * StepTotals.from_batches([batch]).rollouts
     bound = 5 * batch.advantages_T.abs() * batch.weights_T
     assert bool((scaled.abs() <= bound + 1e-12).all())
