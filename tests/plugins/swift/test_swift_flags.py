@@ -134,12 +134,12 @@ def test_sampling_defaults_depend_on_the_release(words: str, write: Write, monke
 
 
 def test_vision_encoder_is_frozen_by_default(tmp_path: Path) -> None:
-    expected = "freeze_vit -> update.freeze_vision: frozen (ms-swift's default)"
+    expected = "freeze_vit -> update.freeze_vision: true (ms-swift's default)"
     assert expected not in format_report(translate_flags("--tuner_type", "full"))
     (tmp_path / "config.json").write_text('{"vision_config": {}}')
     assert expected in format_report(translate_flags("--tuner_type", "full", "--model", str(tmp_path)))
-    assert make_settings("--freeze_vit", "true", "--freeze_aligner", "true").update.vision == "frozen"
-    assert make_settings("--freeze_vit", "false", "--freeze_aligner", "false").update.vision == "trained"
+    assert make_settings("--freeze_vit", "true", "--freeze_aligner", "true").update.freeze_vision
+    assert make_settings("--freeze_vit", "false", "--freeze_aligner", "false").update.freeze_vision is False
 
 
 def test_system_message_is_text_or_file(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ LOSS_SCALES = {
 
 def test_truncated_rollouts_weigh_nothing_with_overlong_filter() -> None:
     rounds = "mtrl_plugins.swift.loss_scale:last_round_overlong_filter"
-    assert make_settings("--overlong_filter", "true").algorithm.credit.rounds == rounds
+    assert make_settings("--overlong_filter", "true").algorithm.credit.trained_turns == rounds
     weigh = load_object(rounds)
     asked = Entry(Author.TASK, (1, 2), ({"role": "user", "content": "?"},))
     for reason, weight in (("stop", 1.0), ("length", 0.0)):
@@ -237,7 +237,7 @@ def test_one_flag_is_missing_without_data_or_steps(write: Write) -> None:
 
 @pytest.mark.parametrize("scale", LOSS_SCALES)
 def test_loss_scale_becomes_token_weights(scale: str) -> None:
-    assert make_settings("--loss_scale", scale).algorithm.credit.rounds == LOSS_SCALES[scale]
+    assert make_settings("--loss_scale", scale).algorithm.credit.trained_turns == LOSS_SCALES[scale]
 
 
 REJECTED = {

@@ -59,7 +59,7 @@ def test_settings_are_read_without_torch() -> None:
         (lambda: AlgorithmSettings(name="ppo"), "name"),
         (lambda: AlgorithmSettings(clip=0.2), "clip"),
         (lambda: MismatchSettings(bounds=(3.0, 2.0)), r"no ratio is within \[3.0, 2.0\]"),
-        (lambda: OverlongSettings(limit=10, buffer=20), "margin of 20 tokens does not lie within a limit of 10"),
+        (lambda: OverlongSettings(limit=10, buffer=20), "buffer of 20 tokens does not lie within a limit of 10"),
         (lambda: AlgorithmSettings(clip_high=math.inf), "clip_high"),
     ],
 )
