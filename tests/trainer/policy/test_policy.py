@@ -48,7 +48,7 @@ def test_gradient_that_is_not_finite_changes_nothing_and_raises() -> None:
 def test_cosine_decay_equals_linear_decay_at_the_ends_and_halfway() -> None:
     line, curve = (
         UpdateSettings(warmup_steps=4, decay_steps=14, min_lr_ratio=0.2, lr_scheduler=fall)
-        for fall in ("line", "cosine")
+        for fall in ("linear", "cosine")
     )
     for step in (0, 3, 4, 9, 14, 30):
         assert learning_rate_factor(step, curve) == pytest.approx(learning_rate_factor(step, line))
