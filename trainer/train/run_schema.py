@@ -52,6 +52,7 @@ def _references(value: Any) -> Iterator[str]:
             yield value["$ref"].rpartition("/")[2]
         for key in ("anyOf", "oneOf", "items", "additionalProperties"):
             yield from _references(value.get(key))
+        yield from _references([*value.get("patternProperties", {}).values()])
     elif isinstance(value, list):
         for inner in value:
             yield from _references(inner)

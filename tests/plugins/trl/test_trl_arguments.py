@@ -51,7 +51,7 @@ def test_batches_and_steps(args: dict[str, Any], prompts: int, minibatches: int,
     [
         ({"loss_type": "grpo"}, "grpo", "sequence", (0.2, 0.2)),
         ({"loss_type": "bnpo", "epsilon": 0.1, "epsilon_high": 0.3}, "grpo", "token", (0.1, 0.3)),
-        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, "dr_grpo", 256, (0.2, 0.2)),
+        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, "dr_grpo", 512, (0.2, 0.2)),
         ({"scale_rewards": False}, "dr_grpo", "token", (0.2, 0.2)),
         ({"scale_rewards": "batch"}, "reinforce_pp_baseline", "token", (0.2, 0.2)),
         ({"loss_type": "cispo", "epsilon_high": 5.0}, "cispo", "token", (1.0, 4.0)),
