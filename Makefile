@@ -1,5 +1,10 @@
 # Every target does its own set-up: on a fresh machine with Python 3.11, `make train` and `make test` are enough.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# `make offline-bundle PYTHON=3.12` names the Python of another machine.
+FOR_PYTHON := $(filter 3.%,$(PYTHON))
+ifneq ($(FOR_PYTHON),)
+override PYTHON := $(shell command -v python3.11 || command -v python3)
+endif
 BIN := .venv/bin
 # Machines without CUDA install the CPU build of torch,
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,--constraint .ci/cpu.txt)
@@ -19,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -167,6 +172,12 @@ bench-sandbox: install packages  ## Sandboxes: start beside a bare process, 256 
 
 bench-gpu: install sglang  ## All GPU measurements; without a GPU, a small run on the CPU
 	$(BIN)/python bench/gpu.py $(if $(shell command -v nvidia-smi),,--small)
+
+offline-bundle: install  ## What a GPU machine without a network needs, in DIR=, in parts of SIZE=64M
+	@[ -n "$(DIR)" ] || { $(BIN)/python .ci/offline/bundle.py --help; exit 2; }
+	$(BIN)/python .ci/offline/bundle.py --dir $(DIR) $(addprefix --size ,$(SIZE)) $(addprefix --cuda ,$(CUDA)) \
+		$(addprefix --torch ,$(TORCH)) $(addprefix --python ,$(FOR_PYTHON)) $(addprefix --held ,$(HELD)) \
+		$(addprefix --model ,$(MODEL)) $(addprefix --extras ,$(EXTRAS)) $(if $(WITH),--with $(WITH))
 
 bench-trainer: install  ## Measure a GRPO step beside TRL's
 	$(BIN)/python bench/trainer.py

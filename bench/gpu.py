@@ -1,15 +1,16 @@
-"""All GPU benchmarks in one command: correctness gates, the default job, rollout and update throughput, weight sync.
+"""All GPU measurements in one command, in parts by value: each a process with a deadline, each figure told at once.
 
-python bench/gpu.py                    # writes bench/results/gpu-DATE.{json,md} after each part
-python bench/gpu.py --small            # smoke test of every part, with a GPU or without
-python bench/gpu.py --options "--attention-backend triton --sampling-backend pytorch"     # for each server
+python bench/gpu.py                                   # all; writes bench/results/gpu.jsonl as it goes, and gpu.json
+python bench/gpu.py --budget 435 --out $OUT           # what fits into 435 s: a part that would not is skipped
+python bench/gpu.py --only floors gates rollouts      # some
+python bench/gpu.py --options "--attention-backend triton --sampling-backend pytorch"      # for each server
+python bench/gpu.py --policy smollm2 --job job.yaml   # the model that learns, and its job
+python bench/gpu.py --small                           # every part on a CPU, in small
+python bench/gpu.py --table FILE.jsonl                # figures as a table
 
-SGLang is found as by `mtrl-train --engine sglang`: in `.sglang`, or by `MTRL_SGLANG_PYTHON`. On a machine without a
-network, with packages for the servers in one folder and the trainer's in another:
-
-export PYTHONPATH=$MTRL_PATH MTRL_SGLANG_PYTHON=$(command -v python3) MTRL_SGLANG_PYTHONPATH=$SGLANG_SERVER_PATH
-export MTRL_TRL_PYTHONPATH=$TRL_PATH
-python3 bench/gpu.py --options "--attention-backend triton --sampling-backend pytorch"
+A part that fails, hangs or is killed costs no other part's figures, and its own stay that it told before. What one
+device cannot do is skipped with its reason. SGLang is found as by `mtrl-train --engine sglang`; where there is no
+network, `make offline-bundle` brings it (docs/scaling.md), and MTRL_TRL_PYTHON names a Python that has TRL.
 """
 
 from __future__ import annotations
@@ -18,150 +19,188 @@ import argparse
 import json
 import os
 import platform
-import shlex
+import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import anyio  # noqa: E402
 import torch  # noqa: E402
-import yaml  # noqa: E402
-from gpu_idle import GpuIdleMeter  # noqa: E402
-from gpu_table import COLOCATED_JOB, JOB, check_bars, format_results  # noqa: E402
-from gpu_workload import SHAPES, ModelShape, build_random_model, measure_shape  # noqa: E402
+from anyio.streams.text import TextReceiveStream  # noqa: E402
+from gpu_table import format_figures  # noqa: E402
+from gpu_workload import SHAPES, build_random_model  # noqa: E402
 
-from mtrl_plugins.demo.facts.facts_demo import build_model  # noqa: E402
-from trainer.engine.sglang.server_process import ServerOptions, ServerProcess, find_python  # noqa: E402
-from trainer.engine.sglang.sglang_engine import SGLangEngine  # noqa: E402
-from trainer.engine.sglang.weight_sync.tensors import TensorSync  # noqa: E402
-from trainer.engine.sglang.weight_sync.verify import TrainerReference  # noqa: E402
-from trainer.policy.policy import Policy  # noqa: E402
-from trainer.policy.settings import UpdateSettings  # noqa: E402
-from trainer.storage.run_files import METRICS_FILE as METRICS  # noqa: E402
-from trainer.storage.run_files import read_metrics  # noqa: E402
+from trainer.engine.base import EngineError  # noqa: E402
+from trainer.engine.sglang.server_process import ServerOptions, ServerProcess  # noqa: E402
 
-JOB_FILE = ROOT / "mtrl_plugins" / "demo" / "jobs" / "default.yaml"
 RESULTS = ROOT / "bench" / "results"
-DETERMINISTIC = "--enable-deterministic-inference"
-NOT_MEASURED_ON_CPU = (
-    f"{DETERMINISTIC}, which SGLang does not support on a CPU: that part ran without the option",
-    "memory that is freed when engine and trainer take turns: a server without a GPU frees nothing",
-    "CUDA IPC and NCCL: tensors went through the CPU's memory, and the process group used gloo",
-    "GPU idle shares and the share of peak",
+START_S = 180.0
+SMALL_DEADLINE_S = 300.0
+CPU_TOKENS = 32768
+"""The KV cache of a server without a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One measurement. It starts if `takes_s` are left of the budget, and is ended after `deadline_s`."""
+
+    name: str
+    run: str
+    """The function of `gpu_parts.py`."""
+    takes_s: float
+    deadline_s: float
+    shape: str = "0.5B"
+    needs_server: bool = False
+
+
+PARTS = (
+    Part("floors", "floors", 15, 60),
+    Part("gates", "gates", 20, 90, needs_server=True),
+    Part("rollouts", "rollouts", 45, 120, needs_server=True),
+    Part("publishing", "publishing", 20, 90, needs_server=True),
+    Part("update 0.5B", "update", 45, 120),
+    Part("TRL 0.5B", "trl", 55, 150),
+    Part("learning", "learning", 170, 260),
+    Part("update 1.5B", "update", 45, 120, shape="1.5B"),
+    Part("memory", "memory", 60, 180),
+    Part("resuming", "resuming", 60, 180),
 )
+"""In order of value. While the server starts, the floors are measured."""
 
 
-class GpuBench:
-    """Runs the parts and writes the results after each of them, since a GPU machine may be lost before the last."""
+@dataclass
+class Bench:
+    """Runs parts, one at a time, and writes each of their figures when it comes."""
 
-    def __init__(self, small: bool, options: tuple[str, ...], out: Path | None, folder: Path) -> None:
-        self.small, self.options, self.out, self.folder = small, options, out, folder
-        self.cuda = torch.cuda.is_available()
-        self.results: dict[str, Any] = {"about": describe_environment(self.cuda), "small": small}
-        if not self.cuda:
-            self.results["left_out"] = NOT_MEASURED_ON_CPU
+    arguments: argparse.Namespace
+    work: Path
+    file: TextIO
+    began: float = field(default_factory=time.monotonic)
+    failed: list[str] = field(default_factory=list)
 
-    async def run_part(self, name: str, work: Callable[[], Awaitable[Mapping[str, Any]]]) -> bool:
-        """Runs one part; returns whether it succeeded. A failure is recorded, and the other parts still run."""
-        began = time.perf_counter()
-        try:
-            result = dict(await work())
-        except Exception as error:  # boundary: a part runs the whole stack, and GPU time is expensive
-            traceback.print_exc()
-            result = {"problem": f"{type(error).__name__}: {error}"}
-        self.results[name] = result | {"took_s": round(time.perf_counter() - began, 1)}
-        print(f"{name}: {json.dumps(self.results[name])}", flush=True)
-        if not self.small:
-            self.results["bars"] = check_bars(self.results)
-        self._write_results()
-        return "problem" not in result
+    def tell(self, **line: Any) -> None:
+        """Writes a line to the terminal and to the file, and makes sure that it is there."""
+        text = json.dumps(line | {"at_s": round(time.monotonic() - self.began, 1)})
+        print(text, flush=True)
+        self.file.write(text + "\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
 
     @property
-    def meets_bars(self) -> bool:
-        """Whether all bars are met; a small run has none."""
-        return all(bar["met"] for bar in self.results.get("bars", ()))
+    def left_s(self) -> float:
+        """What is left of the budget."""
+        budget: float = self.arguments.budget
+        return budget - (time.monotonic() - self.began)
 
-    def _write_results(self) -> None:
-        if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
-            name = f"gpu-{self.results['about']['date']}"
-            (self.out / f"{name}.json").write_text(json.dumps(self.results, indent=1) + "\n")
-            (self.out / f"{name}.md").write_text(format_results(self.results))
+    async def run(self, parts: Sequence[Part]) -> None:
+        """Runs the parts: the server stands while there are parts that need it, and no longer."""
+        async with AsyncExitStack() as stack:
+            server: ServerProcess | None = None
+            waiting = [part for part in parts if part.needs_server]
+            for part in parts:
+                if part.needs_server:
+                    if server is None or not server.alive:
+                        server = await self._start_server(stack, part)
+                    if server is None:
+                        continue
+                    waiting.remove(part)
+                await self._run_part(part, server.url if server and part.needs_server else "")
+                if server is not None and not waiting:
+                    await stack.aclose()
+                    server = None
 
-    def make_server(self, model: Path, name: str, *options: str, context: int | None = None) -> ServerProcess:
-        """An SGLang server with the options of the command line."""
-        tokens = None if self.cuda else 32768
-        server_options = ServerOptions(context=context, cache_tokens=tokens, extra=(*self.options, *options))
-        log = self.folder / f"{name}.log"
-        return ServerProcess(model, server_options, log=log, notify=lambda line: print(line, flush=True))
+    async def _start_server(self, stack: AsyncExitStack, part: Part) -> ServerProcess | None:
+        """A server for this part and the next; None, and the part has failed, if it does not start."""
+        if self.left_s < part.takes_s:
+            self.tell(part=part.name, skipped=f"the budget of {self.arguments.budget:.0f} s is spent")
+            return None
+        began = time.monotonic()
+        shape = SHAPES["tiny" if self.arguments.small else part.shape]
+        model = build_random_model(shape, self.work / shape.name, torch.cuda.is_available())
+        options = ServerOptions(
+            context=shape.context,
+            cache_tokens=None if torch.cuda.is_available() else CPU_TOKENS,
+            extra=tuple(self.arguments.options.split()),
+            start_s=max(1.0, min(START_S, self.left_s)),
+        )
+        server = ServerProcess(model, options, log=self.work / "server.log")
+        try:
+            await stack.enter_async_context(server)
+        except EngineError as error:
+            self._fail(part, str(error))
+            return None
+        self.tell(part="server", figure="ready", value=round(time.monotonic() - began, 1), unit="s")
+        return server
 
-    async def check_gates(self) -> Mapping[str, Any]:
-        """The prerequisites of the other parts: SGLang starts, takes the trainer's weights, and its logprobs agree."""
-        model = build_model(self.folder / "gate")
-        policy = Policy.load(model, UpdateSettings())
-        reference = TrainerReference(policy.compute_logprobs, policy.checkpoint_tensors, policy.image_processor)
-        async with SGLangEngine([self.make_server(model, "gate")], TensorSync(), reference=reference) as engine:
-            await engine.publish(policy.weights, 1)
-            agreement = engine.agreement
-            name = engine.capabilities.name
-        assert agreement is not None
-        return {
-            "engine": name,
-            "python": find_python().name,
-            "most": agreement.max_difference,
-            "mean": agreement.mean_difference,
-        }
+    def _fail(self, part: Part, reason: str) -> None:
+        self.failed.append(part.name)
+        self.tell(part=part.name, failed=reason)
 
-    async def run_job(self, colocated: bool = False) -> Mapping[str, Any]:
-        """Runs the default job as a user does; or some steps of it with engine and trainer taking turns on the GPU."""
-        run = self.folder / ("turns" if colocated else "job")
-        file = run.with_suffix(".yaml")
-        file.write_text(yaml.safe_dump(self._job_settings(colocated)))
-        args = ["--tools", str(ROOT / "tool_configs"), "--config", str(file), "--out", str(run)]
-        with GpuIdleMeter() as meter:
-            done = await anyio.run_process([sys.executable, "-m", "trainer.cli", *args], cwd=ROOT, check=False)
-        if done.returncode:
-            raise RuntimeError(f"mtrl-train ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]!r}")
-        steps = read_metrics(run / METRICS)
-        phases = sorted({name for step in steps for name in step if name.startswith("time/")})
-        return {
-            "steps": int(steps[-1]["step"]),
-            "greedy": steps[-1].get("eval/greedy"),
-            "most_apart": max((step["mismatch/max"] for step in steps if "mismatch/max" in step), default=None),
-            "seconds": {name: round(sum(step.get(name, 0.0) for step in steps), 2) for name in phases},
-            "idle": meter.idle_share,
-        }
+    async def _run_part(self, part: Part, url: str) -> None:
+        deadline_s = min(SMALL_DEADLINE_S if self.arguments.small else part.deadline_s, self.left_s)
+        if self.left_s < (0 if self.arguments.small else part.takes_s):
+            return self.tell(part=part.name, skipped=f"the budget of {self.arguments.budget:.0f} s is spent")
+        began = time.monotonic()
+        log = self.work / f"{part.name}.log"
+        with log.open("wb") as errors:
+            process = await anyio.open_process(
+                self._command(part, url), stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            )
+            self.tell(part=part.name, process=process.pid)
+            try:
+                with anyio.move_on_after(deadline_s) as scope:
+                    assert process.stdout is not None
+                    await self._tell_figures(part, TextReceiveStream(process.stdout, errors="replace"))
+                    await process.wait()
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
+                with anyio.CancelScope(shield=True):
+                    await process.aclose()
+        taken = round(time.monotonic() - began, 1)
+        if scope.cancelled_caught:
+            self._fail(part, f"ended after its {deadline_s:.0f} s: {_end(log)}")
+        elif process.returncode:
+            self._fail(part, f"ended with {process.returncode}: {_end(log)}")
+        else:
+            self.tell(part=part.name, took_s=taken)
 
-    def _job_settings(self, colocated: bool) -> dict[str, Any]:
-        serving: dict[str, Any] = {"options": list(self.options)}
-        settings = yaml.safe_load(JOB_FILE.read_text()) | {"engine": "sglang", "serving": serving}
-        if self.small:
-            settings |= {"model": str(build_model(self.folder / "tiny")), "steps": 1, "prompts": 2, "n": 2}
-            settings["evaluation"] = {"every": 1, "rows": 2, "final_rows": 2}
-        if colocated:  # A second step generates with memory that the trainer gave back.
-            serving["placement"] = "together"
-            settings |= {"steps": 2 if self.small else 5, "evaluation": {"every": 0, "after": False}}
-        return settings
+    def _command(self, part: Part, url: str) -> list[str]:
+        small = self.arguments.small
+        shape, engine = ("tiny", "torch") if small else (part.shape, self.arguments.engine)
+        command = [sys.executable, str(ROOT / "bench" / "gpu_parts.py"), part.run, "--shape", shape]
+        command += ["--work", str(self.work), "--url", url, "--engine", engine, f"--options={self.arguments.options}"]
+        command += ["--small"] if small else []
+        command += ["--job", str(self.arguments.job)] if self.arguments.job else []
+        return [*command, "--policy", str(self.arguments.policy)] if self.arguments.policy else command
 
-    async def run_shape(self, shape: ModelShape, *options: str) -> Mapping[str, Any]:
-        """Rollouts, updates and weight sync with a random model of a given shape."""
-        model = await anyio.to_thread.run_sync(build_random_model, shape, self.folder / shape.name, self.cuda)
-        server = self.make_server(model, shape.name, *options, context=shape.context)
-        return await measure_shape(server, model, shape, self.cuda)
+    async def _tell_figures(self, part: Part, output: TextReceiveStream) -> None:
+        """Passes on each line of JSON; whatever else a library prints is left in the part's own output."""
+        rest = ""
+        async for piece in output:
+            *lines, rest = (rest + piece).split("\n")
+            for line in lines:
+                with suppress(ValueError, TypeError):
+                    self.tell(part=part.name, **json.loads(line))
 
 
-def describe_environment(cuda: bool) -> dict[str, str]:
+def _end(log: Path) -> str:
+    return log.read_text(errors="replace").strip()[-600:]
+
+
+def describe_environment() -> dict[str, str]:
     """Date, device, versions and commit."""
+    cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if cuda else f"no GPU: {os.cpu_count()} cores, {platform.machine()}"
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "mcp"))
     return {
@@ -169,6 +208,7 @@ def describe_environment(cuda: bool) -> dict[str, str]:
         "device": device,
         "versions": f"Python {platform.python_version()}, {versions}",
         "commit": find_commit(),
+        "command": " ".join(["python", *sys.argv]),
     }
 
 
@@ -182,32 +222,47 @@ def find_commit() -> str:
     return output.strip() or "unknown"
 
 
-async def run_parts(bench: GpuBench) -> bool:
-    """Runs all parts, or only the gates if these fail; returns whether all succeeded and met their bars."""
-    if not await bench.run_part("gates", bench.check_gates):
-        return False
-    succeeded = await bench.run_part(JOB, bench.run_job)
-    succeeded &= await bench.run_part(COLOCATED_JOB, partial(bench.run_job, colocated=True))
-    shapes = SHAPES["small" if bench.small else "whole"]
-    for shape in shapes:
-        succeeded &= await bench.run_part(shape.name, partial(bench.run_shape, shape))
-    deterministic = partial(bench.run_shape, shapes[0], *((DETERMINISTIC,) if bench.cuda else ()))
-    succeeded &= await bench.run_part(f"{shapes[0].name}, deterministic", deterministic)
-    return succeeded and bench.meets_bars
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The lines of a run; a last one that was cut off is left out."""
+    lines = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [part.name for part in PARTS]
+    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
+    options.add_argument("--budget", type=float, default=3600.0, metavar="SECONDS", help="for all of it")
+    options.add_argument("--out", type=Path, metavar="DIR", help="folder for gpu.jsonl and gpu.json")
+    options.add_argument("--options", default="", help="further options of sglang.launch_server, for each server")
+    options.add_argument("--engine", default="sglang", choices=("sglang", "torch"), help="of the parts that run jobs")
+    options.add_argument("--job", type=Path, help="the job that learns; by default the toy's")
+    options.add_argument("--policy", type=Path, metavar="FOLDER", help="its model")
+    options.add_argument("--small", action="store_true", help="on a CPU")
+    options.add_argument("--table", type=Path, metavar="FILE", help="only print this file's figures")
+    return options.parse_args(words)
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--small", action="store_true")
-    options.add_argument("--options", default="", help="further options of sglang.launch_server, for each server")
-    options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
-    args = options.parse_args()
-    out = args.out or (None if args.small or not torch.cuda.is_available() else RESULTS)
+    arguments = parse_arguments()
+    if arguments.table:
+        print(format_figures(read_lines(arguments.table)))
+        return 0
     with TemporaryDirectory() as folder:
-        bench = GpuBench(args.small, tuple(shlex.split(args.options)), out, Path(folder))
-        succeeded = anyio.run(run_parts, bench)
-    print(format_results(bench.results))
-    return int(not succeeded)
+        out: Path = arguments.out or (Path(folder) if arguments.small else RESULTS)
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / "gpu.jsonl").open("w", encoding="utf-8") as file:
+            bench = Bench(arguments, Path(folder), file)
+            bench.tell(about=describe_environment())
+            anyio.run(bench.run, [part for part in PARTS if part.name in arguments.only])
+        lines = read_lines(out / "gpu.jsonl")
+        (out / "gpu.json").write_text(json.dumps(lines, indent=0) + "\n", encoding="utf-8")
+        print(format_figures(lines))
+    return int(bool(bench.failed))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Samples GPU utilization with nvidia-smi, to tell which share of a block the GPU was idle."""
+"""Samples what nvidia-smi says of the GPU while a block runs: which share of it the GPU was idle, and memory used."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Thread
 from types import TracebackType
 from typing import Self
@@ -43,3 +45,23 @@ class GpuIdleMeter:
         for line in process.stdout or ():
             if line.strip().isdigit():
                 self._utilization.append(float(line))
+
+
+@contextmanager
+def read_used_memory() -> Iterator[list[int]]:
+    """The bytes in use on the card, sampled while the block runs; none without a GPU."""
+    samples: list[int] = []
+    if not shutil.which("nvidia-smi"):
+        yield samples
+        return
+    query = ("--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--loop-ms={INTERVAL_MS}")
+    with subprocess.Popen(["nvidia-smi", *query], stdout=subprocess.PIPE, text=True) as process:
+
+        def read() -> None:
+            samples.extend(int(line) * 2**20 for line in process.stdout or () if line.strip().isdigit())
+
+        thread = Thread(target=read, daemon=True)
+        thread.start()
+        yield samples
+        process.kill()
+        thread.join(timeout=5)

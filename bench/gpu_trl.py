@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,30 +20,15 @@ from peers import trl  # noqa: E402
 from trainer.algorithms.packing import BatchRow  # noqa: E402
 from trainer.policy.settings import UpdateSettings  # noqa: E402
 
-PYTHONPATH_VARIABLE = "MTRL_TRL_PYTHONPATH"
-"""Names a folder with TRL for this Python, for machines without a network."""
-TIMEOUT_S = 1200.0
+PYTHON_VARIABLE = "MTRL_TRL_PYTHON"
+"""A Python that has TRL, for machines without a network."""
+TIMEOUT_S = 300.0
 
 
 def measure_trl_update(
-    model: Path, rows: Sequence[BatchRow], siblings: int, update: UpdateSettings, updates: int, tokens: int
-) -> dict[str, Any]:
-    """TRL's figures; `tokens` are those of all rows. If TRL cannot be installed or fails, the result is the reason."""
-    try:
-        result = _run_trl(model, rows, siblings, update, updates)
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
-        return {"trl_problem": str(error)}
-    return {
-        "trl": result["version"],
-        "trl_update_tokens_per_s": tokens / mean(result["steps_s"][1:]),
-        "trl_grad_norm": result["grad_norm"],
-        "trl_rows_at_once": result["rows_at_once"],
-    }
-
-
-def _run_trl(
     model: Path, rows: Sequence[BatchRow], siblings: int, update: UpdateSettings, updates: int
 ) -> Mapping[str, Any]:
+    """TRL's version, seconds of each step and gradient norm; RuntimeError if it cannot be installed or fails."""
     rows_at_once = micro_batch_rows(len(rows), max(len(row.ids) for row in rows), update.micro_batch_tokens)
     job = {
         "model": str(model),
@@ -86,8 +70,8 @@ def micro_batch_rows(rows: int, longest: int, max_tokens: int) -> int:
 def _find_trl() -> tuple[str, Mapping[str, str]]:
     """The Python that has TRL, and its environment variables."""
     env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    if path := os.environ.get(PYTHONPATH_VARIABLE):
-        return sys.executable, env | {"PYTHONPATH": path}
+    if python := os.environ.get(PYTHON_VARIABLE):
+        return python, env
     peer = trl(install=torch.cuda.is_available())
     if peer.problem:
         raise RuntimeError(peer.problem)

@@ -254,24 +254,22 @@ NOT_ON_A_GPU = "Nothing was measured on a GPU yet: `make bench-gpu` does, wherev
 
 
 def gpu() -> str:
-    """The newest full run on a GPU, if there is one."""
-    if (newest := _on_gpu()) is None:
-        return NOT_ON_A_GPU
-    about = newest["about"]
-    return "\n".join([f"On {about['device']}, {about['date']} (`make bench-gpu`):", "", *format_figures(newest)])
+    """The figures of the last run on a GPU, if there was one."""
+    lines = _on_gpu()
+    return format_figures(lines) if lines else NOT_ON_A_GPU
 
 
 def gpu_in_short() -> str:
     """The README's line about GPU results."""
-    if (newest := _on_gpu()) is None:
+    lines = _on_gpu()
+    if not lines:
         return NOT_ON_A_GPU
-    about = newest["about"]
+    about = lines[0]["about"]
     return f"Measured on {about['device']}, {about['date']}: [on a GPU](docs/results.md#on-a-gpu)."
 
 
-def _on_gpu() -> Any:
-    found = [results(file.name) for file in sorted(RESULTS.glob("gpu-*.json"))]
-    return next((run for run in reversed(found) if not run["small"]), None)
+def _on_gpu() -> list[Any]:
+    return list(results("gpu.json")) if (RESULTS / "gpu.json").exists() else []
 
 
 PARTS: Mapping[str, Callable[[], str]] = {

@@ -26,10 +26,10 @@ import anyio.lowlevel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.pipe_process import PipeProcess
+from gateway.process.reaper import Reaper
 from gateway.sandbox.bubblewrap import Confined, find_problem
 from gateway.sandbox.cgroups import find_parent
-from gateway.sandbox.pipe_process import PipeProcess
 from gateway.sandbox.provider import INTERPRETER_COMMAND, SERVER_COMMAND, BubblewrapProvider, opened
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
@@ -40,7 +40,6 @@ TIMEOUT_S = 900
 CALL_S = 60.0
 MOST_ABOVE_MS = 10.0
 MOST_CALL_MS = 2.0
-MAX_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ async def measure_servers(count: int, reaper: Reaper) -> dict[str, float]:
 
     async def start_bare() -> None:
         process = PipeProcess.start(SERVER_COMMAND)
-        await process.receive(MAX_BYTES)
+        await process.receive()
         await process.kill()
 
     async def start_boxed() -> None:
@@ -143,11 +142,10 @@ async def measure_servers(count: int, reaper: Reaper) -> dict[str, float]:
 async def measure_calls(count: int, reaper: Reaper) -> dict[str, float]:
     """A call of Python in an interpreter that has been called before."""
     bare = PipeProcess.start(SERVER_COMMAND)
-    await bare.receive(MAX_BYTES)
+    await bare.receive()
 
     async def call_bare() -> None:
-        await bare.send(MESSAGE)
-        await bare.receive(MAX_BYTES)
+        await bare.ask(MESSAGE)
 
     async with opened(BubblewrapProvider(reaper), SandboxSettings()) as sandbox:
         await call_bare()
@@ -168,9 +166,8 @@ async def measure_spares(count: int, reaper: Reaper) -> dict[str, float]:
 
     async def call_bare() -> None:
         process = PipeProcess.start(SERVER_COMMAND)
-        await process.receive(MAX_BYTES)
-        await process.send(MESSAGE)
-        await process.receive(MAX_BYTES)
+        await process.receive()
+        await process.ask(MESSAGE)
         await process.kill()
 
     async def call_spare() -> None:

@@ -25,6 +25,10 @@ class JsonLimitError(ValueError):
     """JSON that exceeds a limit."""
 
 
+class JsonValuesError(JsonLimitError):
+    """JSON with too many values."""
+
+
 class JsonDepthError(JsonLimitError):
     """JSON that is nested too deep."""
 
@@ -33,8 +37,8 @@ def loads(data: str | bytes, max_values: int = MAX_VALUES) -> Any:
     """Parses a text of third parties; raises ValueError."""
     text = data.decode() if isinstance(data, bytes) else data
     # Every value but the first follows a comma or an opening bracket; those within strings are told apart if need be.
-    if _count_marks(text) >= max_values and _has_more_values(text, max_values):
-        raise JsonLimitError(f"more than {max_values} values")
+    if count_marks(text) >= max_values and _has_more_values(text, max_values):
+        raise JsonValuesError(f"more than {max_values} values")
     try:
         return from_json(text)
     except ValueError:  # It is bad, or has half a character (`\\ud83d`), which only the standard library reads.
@@ -48,18 +52,19 @@ def loads(data: str | bytes, max_values: int = MAX_VALUES) -> Any:
     return value
 
 
-def _count_marks(text: str) -> int:
+def count_marks(text: str) -> int:
+    """About the number of values in a text, those within strings included."""
     return text.count(",") + text.count("[") + text.count("{")
 
 
 def _has_more_values(text: str, max_values: int) -> bool:
     count, strings, end = 1, 0, 0
     for strings, string in enumerate(_STRING.finditer(text)):
-        count += _count_marks(text[end : string.start()])
+        count += count_marks(text[end : string.start()])
         end = string.end()
         if count > max_values or strings > 2 * max_values:  # no more than a key and a value for each mark
             return True
-    return count + _count_marks(text[end:]) > max_values
+    return count + count_marks(text[end:]) > max_values
 
 
 def _check_depth(value: Any) -> None:

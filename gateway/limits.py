@@ -36,6 +36,8 @@ class CallTime:
 
     limit_s: float
     tool_s: float = 0.0
+    explain_silence: Callable[[], str] = lambda: ""
+    """Why no answer was taken, where it is not that none came."""
 
     def count(self, seconds: float) -> bool:
         """Adds what the tool has had; whether that makes a fair share of the limit."""
@@ -215,7 +217,8 @@ class _LimitedSession:
         limits, queued_at = limiter.limits, monotonic()
         began_at, started_at, delay_s = call_began.get() or queued_at, None, FIRST_RETRY_DELAY_S
         call_began.set(None)  # Calls that the tool makes begin when they are made.
-        token = call_time.set(CallTime(limits.timeout_s))
+        time = CallTime(limits.timeout_s)
+        token = call_time.set(time)
         try:
             with anyio.move_on_after(limits.timeout_s - (queued_at - began_at)):
                 if not await limiter.acquire():
@@ -249,7 +252,8 @@ class _LimitedSession:
         if breaker is not None:
             breaker.record(Outcome.TIMEOUT)
         text = f"The tool {(call.policy_name or call.name)!r} did not answer within {limits.timeout_s:g} seconds."
-        return ToolResult((Text(text),), Outcome.TIMEOUT, reason=f"no answer within {limits.timeout_s:g} s")
+        reason = f"no answer within {limits.timeout_s:g} s" + (f": {why}" if (why := time.explain_silence()) else "")
+        return ToolResult((Text(text),), Outcome.TIMEOUT, reason=reason)
 
     def _is_retryable(self, name: str, outcome: Outcome) -> bool:
         if outcome is not Outcome.UNKNOWN:

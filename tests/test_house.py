@@ -195,6 +195,46 @@ def test_only_setup_opens_a_gateway() -> None:
     assert openers == {"setup.py"}
 
 
+STARTS_OF_PROCESSES = frozenset({"Popen", "open_process", "run_process", "fork", "killpg", "create_subprocess_exec"})
+"""What starts and ends processes; also the functions of `subprocess` that run a command."""
+COMMANDS = frozenset({"run", "call", "check_call", "check_output"})
+OUTSIDE_THE_ROOM = {
+    "gateway/sandbox/child_limits.py": "a script that runs alone, and becomes the program that it limits",
+    "gateway/sandbox/command_server.py": "runs alone inside a sandbox, where what it starts is all that there is",
+    "gateway/sandbox/namespaces.py": "a script that runs alone: the child is the first process of its namespace",
+    "gateway/sandbox/state_mount.py": "a script that runs alone: a child holds a namespace of users open",
+}
+"""Files that start or end processes themselves, and why."""
+
+
+def process_calls(file: Path) -> Iterator[str]:
+    """The calls in a file that start processes or end their groups."""
+    for node in ast.walk(tree(file)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        owner = called.value.id if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) else ""
+        if name in STARTS_OF_PROCESSES or (owner == "subprocess" and name in COMMANDS):
+            yield f"{owner}.{name}".lstrip(".")
+
+
+def test_one_room_starts_and_ends_processes() -> None:
+    files = [file for file in FILES if not file.is_relative_to(ROOT / "gateway" / "process")]
+    found = {file.relative_to(ROOT).as_posix() for file in files if [*process_calls(file)]}
+    assert found == OUTSIDE_THE_ROOM.keys()
+
+
+MAX_ROOM_LINES = 1500
+
+
+def test_process_room_is_small() -> None:
+    assert (
+        sum(len(file.read_text().splitlines()) for file in (ROOT / "gateway" / "process").glob("*.py"))
+        <= MAX_ROOM_LINES
+    )
+
+
 BASE_MODULES = ("types.py", "errors.py", "toolset.py")
 """Of the gateway, lowest first: each imports only those before it."""
 

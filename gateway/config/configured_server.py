@@ -16,7 +16,7 @@ from gateway.config.entries import Entry, OfferEntry
 from gateway.config.models import Server
 from gateway.errors import ConfigError
 
-OVERRIDES = ("isolation", "warm", "most", "idle_s", "connect_timeout_s", "result_bytes", "on_clash")
+OVERRIDES = ("isolation", "warm", "most", "idle_s", "connect_timeout_s", "result_bytes", "result_values", "on_clash")
 """Settings of a server that an entry may override."""
 
 

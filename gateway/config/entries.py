@@ -191,6 +191,8 @@ class OfferEntry(Entry, Limits):
     """Overrides the value in the servers file."""
     connect_timeout_s: PositiveFloat | None = None
     """Overrides the value in the servers file."""
+    result_values: PositiveInt | None = None
+    """Overrides the value in the servers file."""
     result_bytes: PositiveInt | None = None
     """Overrides the value in the servers file."""
     on_clash: OnClash | None = None

@@ -204,6 +204,8 @@ class Server(FrozenModel):
     under way that still has time, is restarted (`command`) or connected to again (`url`)."""
     timeouts_in_a_row: PositiveInt = 5
     """After this many calls in a row that time out, the same happens to a server that still answers pings."""
+    result_values: PositiveInt = 100_000
+    """Maximum number of objects, lists and scalars in one answer. Reading 100,000 holds all others up for 10 ms."""
     result_bytes: PositiveInt = 16 * 1024 * 1024
     """Maximum size of one response of the server."""
     on_clash: OnClash = "prefix"

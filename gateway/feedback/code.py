@@ -25,8 +25,8 @@ from gateway.feedback.program_runner import (
     choose_confinement,
     run_python,
 )
-from gateway.mcp_client.reaper import Reaper
 from gateway.policy_text import repeatable
+from gateway.process.reaper import Reaper
 
 EXCERPT_CHARS = 400
 """Longer inputs and outputs are shortened for the policy."""

@@ -7,7 +7,6 @@ folder, and no site packages.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -15,12 +14,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process
 
 from gateway.errors import ConfigError, Unavailable
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.pipe_process import PIPE_ERRORS, ReadPipe, WritePipe, close_stream, wait_for_exit
+from gateway.process.reaper import Reaper
+from gateway.process.spawn import kill_group, spawn
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import Confined
 from gateway.sandbox.python_programs import PYTHON_COMMAND, Confinement, confine, find_confinement, program_folder
@@ -72,14 +73,12 @@ class _OutputBuffer:
         self._data = bytearray()
         self.overflowed = False
 
-    async def read(self, stream: ByteReceiveStream | None, process: Process) -> None:
-        if stream is None:
-            return
-        async for chunk in stream:
+    async def read(self, pipe: ReadPipe, process: Popen[bytes]) -> None:
+        while chunk := await pipe.receive():
             self._data += chunk[: self._max_bytes - len(self._data) + 1]
             if len(self._data) > self._max_bytes:
                 self.overflowed = True
-                _kill_group(process)
+                kill_group(process.pid)
                 return
 
     @property
@@ -97,15 +96,15 @@ async def run_python(
     """Runs a program until it ends or reaches a limit. Raises ConfigError if it cannot be confined, and Unavailable."""
     confinement = confinement or choose_confinement(is_unsafe=False)
     async with _open_place(confinement, limits, reaper, source) as place:
-        with anyio.CancelScope(shield=True):  # Cancelled inside, it would leave the process to nobody.
-            process = await anyio.open_process(place.command, cwd=place.folder, env={}, start_new_session=True)
+        process = spawn(place.command, cwd=place.folder, env={}, stdin=PIPE, stdout=PIPE, stderr=PIPE)
         try:
             return await _communicate(process, stdin, limits, place.sandbox)
         finally:
-            _kill_group(process)
-            with anyio.move_on_after(EXIT_GRACE_S, shield=True):
-                await process.wait()
-                await process.aclose()
+            kill_group(process.pid)
+            with anyio.CancelScope(shield=True):
+                await wait_for_exit(process, EXIT_GRACE_S)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                close_stream(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +149,18 @@ async def _open_place(
 
 
 async def _communicate(
-    process: Process, stdin: str, limits: ProgramLimits, sandbox: SandboxedCommand | None
+    process: Popen[bytes], stdin: str, limits: ProgramLimits, sandbox: SandboxedCommand | None
 ) -> ProgramResult:
     out, err = _OutputBuffer(limits.output_bytes), _OutputBuffer(limits.output_bytes)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(out.read, process.stdout, process)
-        tasks.start_soon(err.read, process.stderr, process)
-        tasks.start_soon(_write_stdin, process, stdin)
-        with anyio.move_on_after(limits.wall_s) as wall_clock:
-            await process.wait()
+        tasks.start_soon(out.read, ReadPipe(process.stdout), process)
+        tasks.start_soon(err.read, ReadPipe(process.stderr), process)
+        tasks.start_soon(_write_stdin, WritePipe(process.stdin), stdin)
+        is_late = not await wait_for_exit(process, limits.wall_s)
         # Remaining children would keep the pipes open.
-        _kill_group(process)
+        kill_group(process.pid)
         tasks.cancel_scope.deadline = anyio.current_time() + EXIT_GRACE_S
-    if wall_clock.cancelled_caught:
+    if is_late:
         return ProgramResult(out.text, err.text, None, f"{TOO_LONG}{limits.wall_s:g} s")
     if out.overflowed or err.overflowed:
         return ProgramResult(out.text, err.text, None, f"it printed more than {limits.output_bytes} bytes")
@@ -178,14 +176,11 @@ async def _communicate(
     return ProgramResult(out.text, err.text, process.returncode)
 
 
-async def _write_stdin(process: Process, stdin: str) -> None:
-    if process.stdin is None:
-        return
+async def _write_stdin(pipe: WritePipe, stdin: str) -> None:
     # A program may end without reading its input.
-    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-        await process.stdin.send(stdin.encode("utf-8", "replace"))
-    with suppress(anyio.BrokenResourceError, OSError):
-        await process.stdin.aclose()
+    with suppress(*PIPE_ERRORS):
+        await pipe.send(stdin.encode("utf-8", "replace"))
+    pipe.close()
 
 
 def choose_confinement(is_unsafe: bool) -> Confinement:
@@ -195,9 +190,3 @@ def choose_confinement(is_unsafe: bool) -> Confinement:
         problem = "programs of the policy cannot be confined here: they could read secrets and end the gateway"
         raise ConfigError(problem, field="unsafe", remedy="install bubblewrap, or accept that with `unsafe: true`")
     return confinement or "none"
-
-
-def _kill_group(process: Process) -> None:
-    """Kills the process group, whose id is its leader's for as long as it has a member."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -22,6 +22,8 @@ More than the backlog, so that a burst of callers who send their heads at once l
 """
 MAX_PIPELINED = 16
 """Requests that one connection may send before the first is answered."""
+TAKE_S = 120.0
+"""How long a client may leave what is written for it unread, before its connection is cut off."""
 BODY_BYTES_PER_S = 64 * 1024
 """The rate at which a body must arrive on average once its grace (`body_s`) is over."""
 _PIECE_BYTES = 4096
@@ -62,6 +64,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes, self._fields, self._fields_bytes = 0, 0, 0
         self._wire_bytes, self._body_bytes, self._body_started_at = 0, 0, 0.0
         self._timer: Any = None
+        self._unread_timer: Any = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_timer = self._unread_timer or self.loop.call_later(TAKE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -70,6 +83,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         self.open_heads.discard(self)
         super().connection_lost(exc)
 

@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import cast
+from subprocess import PIPE
 
 import anyio
-from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from gateway.bounded_json import MAX_VALUES
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request, record_cut
 from gateway.mcp_client.flood_limits import (
@@ -37,13 +37,22 @@ from gateway.mcp_client.messages import (
     GUESS_BYTES,
     UnreadableMessageError,
     error_response,
+    find_mistake,
     find_request_id,
     read_messages,
     serialize,
 )
-from gateway.mcp_client.reaper import Reaper
 from gateway.mcp_client.server_status import ServerLog
-from gateway.mcp_client.supervised_process import SupervisedProcess, close_pipes, wait_for_exit
+from gateway.process.log_tail import LogTail
+from gateway.process.pipe_process import (
+    PIPE_ERRORS,
+    ReadPipe,
+    WritePipe,
+    end_supervised,
+    start_supervised,
+    wait_for_exit,
+)
+from gateway.process.supervised_process import SupervisedProcess
 
 _STDERR_TAIL_BYTES = 4096
 _STRAY_LINES_KEPT = 3
@@ -60,7 +69,6 @@ _ANSWER = re.compile(rb'\s*(?:\[\s*)?\{\s*"(?:jsonrpc|id|result|error)"\s*:')
 _METHOD = re.compile(rb'"method"\s*:')
 MAX_UNASSIGNED = 64
 RequestId = str | int
-_PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 
 OutgoingLine = tuple[bytes, PendingRequest | None]
 
@@ -121,81 +129,77 @@ class ChildProcess:
         env: Mapping[str, str],
         cwd: Path | None,
         max_bytes: int,
-        reaper: Reaper,
     ) -> None:
         self.name, self.requests = name, OpenRequests()
-        self.command, self.cwd, self.max_bytes, self.reaper = command, cwd, max_bytes, reaper
+        self.command, self.cwd = command, cwd
+        self.max_bytes, self.max_values = max_bytes, MAX_VALUES
         self.env = get_default_environment() | dict(env)
-        self.process: Process | None = None
-        """The supervisor, which has the server's pipes and ends with its exit code."""
-        self._server_pid: int | None = None
+        self._process: SupervisedProcess | None = None
         self.stop_timeout_s = _SILENT_STOP_S
         """How long to wait after closing stdin, and again after SIGTERM."""
         self.stray_lines: deque[str] = deque(maxlen=_STRAY_LINES_KEPT)
         self.stray_line_count = 0
         self.overflow: str | None = None
         self._has_spoken, self.log = False, ServerLog()
-        self._stderr_tail = bytearray()
+        self._stderr_tail = LogTail(_STDERR_TAIL_BYTES)
         self._strays = CommentBudget()
         self._reading = anyio.CancelScope()
 
     @property
     def pid(self) -> int | None:
         """The server's own process id."""
-        return self._server_pid
+        return self._process.pid if self._process is not None else None
 
     @property
     def exit_code(self) -> int | None:
         """The server's exit code; negative for a signal, None while it runs."""
-        return self.process.returncode if self.process is not None else None
+        return self._process.exit_code if self._process is not None else None
 
     @asynccontextmanager
     async def open(self, dispatcher: Dispatcher) -> AsyncIterator[None]:
         """Starts the server for the length of the block, with `dispatcher` at its other end."""
-        await self.reaper.start()
-        supervised = await SupervisedProcess.start(self.command, self.env, self.cwd, self.reaper)
-        process = supervised.process
-        self.process, self._server_pid = process, supervised.server_pid
-        self.log.note(f"process {self._server_pid} started")
+        process = self._process = await start_supervised(
+            self.command, env=self.env, cwd=self.cwd, stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        pipes = process.supervisor
+        stdin, stdout, stderr = WritePipe(pipes.stdin), ReadPipe(pipes.stdout), ReadPipe(pipes.stderr)
+        self.log.note(f"process {process.pid} started")
         is_ended = False
         write, outgoing = anyio.create_memory_object_stream[OutgoingLine](64)
         dispatcher.outbox = StdinWriter(write, self.requests)
         try:
             async with anyio.create_task_group() as tasks, write, outgoing:
-                tasks.start_soon(self._read_stdout, process, dispatcher)
-                tasks.start_soon(self._write_stdin, process, outgoing)
-                tasks.start_soon(self._read_stderr, process)
+                tasks.start_soon(self._read_stdout, stdout, dispatcher)
+                tasks.start_soon(self._write_stdin, stdin, outgoing)
+                tasks.start_soon(self._read_stderr, stderr)
                 tasks.start_soon(self._end_after_exit, process)
                 try:
                     yield
                 finally:
                     # As the MCP specification asks: closes stdin, then sends SIGTERM, then kills.
-                    await _close_stdin(process)
-                    await supervised.end(self.stop_timeout_s)
+                    stdin.close()
+                    await end_supervised(process, self.stop_timeout_s)
                     is_ended = True
                     tasks.cancel_scope.cancel()
         finally:
             if not is_ended:
-                await supervised.end(0.0)
-            close_pipes(process)
+                await end_supervised(process, 0.0)
 
-    async def _read_stdout(self, process: Process, dispatcher: Dispatcher) -> None:
+    async def _read_stdout(self, stdout: ReadPipe, dispatcher: Dispatcher) -> None:
         """Reads messages until the pipe ends or overflows, then only drains the pipe."""
-        stdout = cast(ByteReceiveStream, process.stdout)
-        with suppress(*_PIPE_ERRORS), self._reading:
+        with suppress(*PIPE_ERRORS), self._reading:
             await self._read_messages(stdout, dispatcher)
         dispatcher.end()
         pacer = Pacer()
-        with suppress(*_PIPE_ERRORS):
-            while True:
-                await stdout.receive()
+        with suppress(*PIPE_ERRORS):
+            while await stdout.receive():
                 await pacer.work(READ_S)
 
-    async def _read_messages(self, stdout: ByteReceiveStream, dispatcher: Dispatcher) -> None:
+    async def _read_messages(self, stdout: ReadPipe, dispatcher: Dispatcher) -> None:
         lines, pacer = LineSplitter(self.max_bytes), Pacer()
         try:
-            while self.overflow is None:
-                chunk = await stdout.receive()
+            while self.overflow is None and (chunk := await stdout.receive()):
+                dispatcher.is_reading = True
                 await pacer.work(CHUNK_S)
                 for piece in split_pieces(chunk):
                     for line in lines.feed(piece):
@@ -208,12 +212,13 @@ class ChildProcess:
                         record_cut("line")
                         limit = self.max_bytes + ENDLESS_LINE_BYTES
                         raise StreamFlood(f"the server sent a line of more than {limit} bytes")
+                dispatcher.is_reading = False
         except StreamFlood as error:
             self.overflow = str(error)
 
-    async def _end_after_exit(self, process: Process) -> None:
+    async def _end_after_exit(self, process: SupervisedProcess) -> None:
         """Ends the reading when the process has exited: a process that it left behind may hold the pipe for ever."""
-        while process.returncode is None:  # noqa: ASYNC110 (the process has no event of its own)
+        while process.exit_code is None:  # noqa: ASYNC110 (the process has no event of its own)
             await anyio.sleep(_EXIT_POLL_S)
         await anyio.sleep(_LAST_OUTPUT_S)
         self._reading.cancel()
@@ -229,7 +234,7 @@ class ChildProcess:
                 await dispatcher.receive(error_response(request_id, text))
             return
         try:
-            parsed = await read_messages(line)
+            parsed = await read_messages(line, self.max_values)
         except UnreadableMessageError as error:
             parsed = []
             problem = (
@@ -240,11 +245,8 @@ class ChildProcess:
             else:
                 self.requests.note_broken(line, problem)
         if not parsed:
-            self._strays.spend(len(line) + LINE_COST)
+            self._note_stray(line, dispatcher)
             await pacer.work(LINE_S)
-            if line.strip():
-                self.stray_line_count += 1
-                self.stray_lines.append(_excerpt(line))
         elif not self._has_spoken:
             self._has_spoken, self.stop_timeout_s = True, _STOP_S
         for message in parsed:
@@ -254,32 +256,37 @@ class ChildProcess:
             await pacer.work(EVENT_S)
             await dispatcher.receive(message)
 
-    async def _write_stdin(self, process: Process, outgoing: MemoryObjectReceiveStream[OutgoingLine]) -> None:
-        stdin = cast(ByteSendStream, process.stdin)
-        with suppress(*_PIPE_ERRORS):
+    def _note_stray(self, line: bytes, dispatcher: Dispatcher) -> None:
+        self._strays.spend(len(line) + LINE_COST)
+        if line.strip():
+            self.stray_line_count += 1
+            self.stray_lines.append(_excerpt(line))
+        if (mistake := find_mistake(line)) is not None:
+            dispatcher.note_unreadable(mistake)
+
+    async def _write_stdin(self, stdin: WritePipe, outgoing: MemoryObjectReceiveStream[OutgoingLine]) -> None:
+        with suppress(*PIPE_ERRORS):
             async with outgoing:
                 async for first in outgoing:
                     await stdin.send(b"".join(_batch_lines(outgoing, first)))
 
-    async def _read_stderr(self, process: Process) -> None:
+    async def _read_stderr(self, stderr: ReadPipe) -> None:
         """Keeps the tail of stderr; an undrained pipe would block a server that logs a lot."""
-        stderr, pacer = cast(ByteReceiveStream, process.stderr), Pacer()
-        with suppress(*_PIPE_ERRORS):
-            while True:
-                data = await stderr.receive()
+        pacer = Pacer()
+        with suppress(*PIPE_ERRORS):
+            while data := await stderr.receive():
                 self.log.add(data)
-                self._stderr_tail += data
+                self._stderr_tail.add(data)
                 await pacer.work(READ_S)
-                del self._stderr_tail[:-_STDERR_TAIL_BYTES]
 
     async def describe_exit(self, wait_s: float = 0.5) -> str:
         """Why the process ended, after waiting a moment for its exit code."""
-        process = self.process
+        process = self._process
         if process is None:
             return "it never started"
-        await wait_for_exit(process, wait_s)
+        await wait_for_exit(process.supervisor, wait_s)
         reasons = [self.overflow] if self.overflow else []
-        code = process.returncode
+        code = process.exit_code
         if code is not None:
             reasons.append(
                 f"the process was ended by signal {-code}" if code < 0 else f"the process exited with {code}"
@@ -290,7 +297,7 @@ class ChildProcess:
 
     def output_notes(self) -> tuple[str, ...]:
         """Notes on stray output lines and on the tail of stderr, where there is any."""
-        stderr = self._stderr_tail.decode("utf-8", "replace").strip()
+        stderr = self._stderr_tail.text
         return (
             *(
                 (f"{self.stray_line_count} lines of output were not JSON-RPC, such as {self.stray_lines[0]!r}",)
@@ -345,9 +352,3 @@ def _batch_lines(outgoing: MemoryObjectReceiveStream[OutgoingLine], first: Outgo
             if size > _WRITE_BATCH_BYTES:
                 return
             line = outgoing.receive_nowait()
-
-
-async def _close_stdin(process: Process) -> None:
-    if process.stdin is not None:
-        with suppress(*_PIPE_ERRORS), anyio.move_on_after(_LAST_OUTPUT_S, shield=True):
-            await process.stdin.aclose()

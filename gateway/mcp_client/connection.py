@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import anyio
@@ -16,6 +17,7 @@ from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED
 
+from gateway.limits import call_time
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import (
     SDK_CLOSED_MESSAGE,
@@ -77,6 +79,7 @@ class Connection:
         self._refused_request: PendingRequest | None = None
         """Of the handshake. A server that wants a login may fail the next request in another way."""
         self._dispatcher = Dispatcher(self._handle_request, self._handle_notification)
+        self._dispatcher.on_unreadable = self.health.record_answer
 
     async def run(self) -> None:
         """Opens the connection, serves it and closes it. Connecting has a deadline, serving has none."""
@@ -161,6 +164,8 @@ class Connection:
             options["on_progress"] = cast(ProgressFnT, context.on_progress)
         self._has_sent_calls = self._has_sent_calls or method == "tools/call"
         pending = PendingRequest(context, cuts=self._cuts)
+        if (time := call_time.get()) is not None:
+            time.explain_silence = partial(self._dispatcher.explain_silence, anyio.current_time())
         token = current_request.set(pending)
         self.pending.add(pending)
         # In a sandbox it has a little less time than the call, so that a late answer is told.
@@ -170,7 +175,7 @@ class Connection:
             with (
                 self.late_answers.request(pending, self.transport.sandbox),
                 anyio.move_on_after(answer_s),
-                self.health.watch_request(pending),
+                self.health.watch_request(pending, self._dispatcher),
             ):
                 result = await self._dispatcher.send_raw_request(method, prepared, options)
             if result is None:
@@ -297,7 +302,8 @@ class Connection:
         if self.transport.name == "stdio" and self.transport.child is None:
             return CloseReason(f"no slot for another child process became free within {timeout_s:g} s")
         notes = self.transport.child.output_notes() if self.transport.child else ()
-        return CloseReason(f"no answer within {timeout_s:g} s", _MCP_REMEDY, notes=notes)
+        why = self._dispatcher.explain_silence(-math.inf) or "nothing that could be an answer came"
+        return CloseReason(f"no answer within {timeout_s:g} s: {why}", _MCP_REMEDY, notes=notes)
 
     def _open_failure(self, error: BaseException) -> CloseReason:
         while isinstance(error, BaseExceptionGroup):

@@ -89,17 +89,36 @@ class Dispatcher:
         """Set when nothing more comes from the server."""
         self.error: Exception | None = None
         """Why it ended, where an error is known."""
+        self.is_reading = False
+        """Whether what came from the server is being read: what comes after it has to wait."""
+        self.unreadable = ""
+        """What was wrong with the last output that was meant as a message, and cannot be one."""
+        self.unreadable_at = -math.inf
+        self.on_unreadable: Callable[[], None] = lambda: None
         self._waiters: dict[RequestId, _Waiter] = {}
         self._served: dict[RequestId, anyio.CancelScope] = {}
         """The server's requests that are being answered."""
         self._ids = count(1)
 
+    def note_unreadable(self, problem: str) -> None:
+        """Notes output that was meant as a message, and cannot be one: the server is not silent."""
+        self.unreadable, self.unreadable_at = problem, anyio.current_time()
+        self.on_unreadable()
+
+    def explain_silence(self, since: float) -> str:
+        """Why no answer was taken since then, where it is not that none came; else empty."""
+        if self.unreadable_at >= since:
+            return f"what the server sends cannot be read: {self.unreadable}"
+        return "the gateway is behind, and still reads what the server sent before" if self.is_reading else ""
+
     async def receive(self, message: JSONRPCMessage) -> None:
         """Takes a message of the server. What it starts has the context variables of the caller."""
         if isinstance(message, JSONRPCResponse | JSONRPCError):
-            waiter = None if message.id is None else self._waiters.get(coerce_request_id(message.id))
-            if waiter is not None:
+            key = None if message.id is None else coerce_request_id(message.id)
+            if key is not None and (waiter := self._waiters.get(key)) is not None:
                 waiter.end(message.result if isinstance(message, JSONRPCResponse) else message.error)
+            elif isinstance(message, JSONRPCError) and key is None:
+                self.note_unreadable(message.error.message)
             return
         if self.ended.is_set():
             return

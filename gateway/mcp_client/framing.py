@@ -13,8 +13,10 @@ from typing import TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
+from mcp.shared.dispatcher import coerce_request_id
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse
 
+from gateway.bounded_json import MAX_VALUES
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import record_cut
 from gateway.mcp_client.flood_limits import (
@@ -31,6 +33,7 @@ from gateway.mcp_client.messages import (
     EDGE_BYTES,
     UnreadableMessageError,
     error_response,
+    find_mistake,
     find_request_id,
     read_messages,
 )
@@ -92,6 +95,7 @@ class ServerSentEvent:
 
 
 _MAX_ID_BYTES = 1024
+_BOM = b"\xef\xbb\xbf"
 _HEADER_VALUE = re.compile(rb"[\x21-\x7e\x80-\xff](?:[\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 
 
@@ -108,6 +112,7 @@ class EventParser:
         self._fields_cost = 0
         self._oversized: OversizedLine | None = None
         self._comments = CommentBudget()
+        self._is_first, self._after_return = True, False
         self.last_id = ""
         """The id to resume the stream from; empty if the last one cannot be sent in a header."""
         self.retry_s: float | None = None
@@ -121,7 +126,14 @@ class EventParser:
                 yield event
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The events that end in this chunk; raises `StreamFlood`."""
+        """The events that end in this chunk; raises `StreamFlood`. Lines end with any of the three line ends."""
+        if self._after_return:
+            chunk = chunk.removeprefix(b"\n")
+        if b"\r" in chunk:
+            self._after_return = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        elif chunk:
+            self._after_return = False
         lines = self._lines.feed(chunk)
         if self._lines.line_size > self._max_bytes + ENDLESS_LINE_BYTES:
             record_cut("line")
@@ -132,7 +144,8 @@ class EventParser:
         if isinstance(line, OversizedLine):
             self._add_oversized(line)
             return None
-        line = line.removesuffix(b"\r")
+        if self._is_first:
+            self._is_first, line = False, line.removeprefix(_BOM)
         if not line:
             return self._end()
         name, _, value = line.partition(b":")
@@ -209,28 +222,39 @@ async def put_item(stream: MemoryObjectSendStream[T], item: T) -> None:
 class Inbox:
     """Where an HTTP transport puts what it has read, for the dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher, max_bytes: int) -> None:
-        self.dispatcher, self.max_bytes = dispatcher, max_bytes
+    def __init__(
+        self, dispatcher: Dispatcher, max_bytes: int, max_values: int = MAX_VALUES, *, takes_any_id: bool = False
+    ) -> None:
+        """`takes_any_id`: answers may come on any stream; else only on that of their request."""
+        self.dispatcher, self.max_bytes, self.max_values = dispatcher, max_bytes, max_values
+        self._takes_any_id = takes_any_id
 
     async def put_messages(self, data: bytes, request_id: str | int | None = None) -> bool:
         """Queues the messages in `data`; whether one answers `request_id`. An error without an id counts as one."""
         try:
-            messages = await read_messages(data)
+            messages = await read_messages(data, self.max_values)
         except UnreadableMessageError as error:
-            if error.request_id is None or request_id not in (None, error.request_id):
+            if error.request_id is None:
+                self.dispatcher.note_unreadable(str(error))
                 return False
-            await self.dispatcher.receive(error_response(error.request_id, str(error)))
-            return error.request_id == request_id
+            messages = [error_response(error.request_id, str(error))]
+        if not messages and (mistake := find_mistake(data)) is not None:
+            self.dispatcher.note_unreadable(mistake)
         return await self.put_all(messages, request_id)
 
     async def put_all(self, messages: Sequence[JSONRPCMessage], request_id: str | int | None = None) -> bool:
-        """Queues messages; whether one answers `request_id`."""
+        """Queues messages; whether one answers `request_id`. Answers to other requests are left out."""
         is_answered = False
         for message in messages:
-            if isinstance(message, JSONRPCError) and message.id is None:
-                message.id = request_id
-            if isinstance(message, JSONRPCResponse | JSONRPCError):
-                is_answered = is_answered or message.id == request_id
+            if isinstance(message, JSONRPCResponse | JSONRPCError) and not self._takes_any_id:
+                if message.id is None and isinstance(message, JSONRPCError):
+                    message.id = request_id
+                if message.id is None or coerce_request_id(message.id) != request_id:
+                    self.dispatcher.note_unreadable(
+                        f"it answers the id {message.id!r}, which is not that of the request"
+                    )
+                    continue
+                is_answered = True
             await self.dispatcher.receive(message)
         return is_answered
 

@@ -70,9 +70,9 @@ class ConnectionHealth:
         self.heard_at, self.doubt = anyio.current_time(), None
         self._news.set()
 
-    def watch_request(self, pending: PendingRequest) -> _WatchedRequest:
+    def watch_request(self, pending: PendingRequest, dispatcher: Dispatcher) -> _WatchedRequest:
         """A block around one request, which records how it ends."""
-        return _WatchedRequest(self, pending)
+        return _WatchedRequest(self, pending, dispatcher)
 
     def record_answer(self) -> None:
         self.timeouts = 0
@@ -133,7 +133,7 @@ class ConnectionHealth:
                 # Credentials that are slow to come are not the server's silence.
                 deadline = asked_at + self._config.ping_timeout_s
                 deadline += min(pending.credentials_wait_s(now) for pending in asked.values())
-                is_busy = bool(busy & connection.pending) and now < asked_at + _MAX_BUSY_S
+                is_busy = (dispatcher.is_reading or bool(busy & connection.pending)) and now < asked_at + _MAX_BUSY_S
                 if now >= deadline and not is_busy:
                     failures.append(f"a ping was not answered within {now - asked_at:.1f} s")
                     break
@@ -174,10 +174,10 @@ class ConnectionHealth:
 class _WatchedRequest:
     """Records whether a request was answered, timed out, or was given up by its caller."""
 
-    __slots__ = ("_deadline", "_health", "_pending", "_started_at")
+    __slots__ = ("_deadline", "_dispatcher", "_health", "_pending", "_started_at")
 
-    def __init__(self, health: ConnectionHealth, pending: PendingRequest) -> None:
-        self._health, self._pending = health, pending
+    def __init__(self, health: ConnectionHealth, pending: PendingRequest, dispatcher: Dispatcher) -> None:
+        self._health, self._pending, self._dispatcher = health, pending, dispatcher
         self._started_at, self._deadline = anyio.current_time(), anyio.current_effective_deadline()
 
     def __enter__(self) -> None:
@@ -190,6 +190,8 @@ class _WatchedRequest:
             self._health.record_answer()
         elif self._pending.credentials_wanted_at is not None:
             return  # The server was not asked yet.
+        elif self._dispatcher.explain_silence(self._started_at):
+            return  # It spoke, and we could not read it, or not yet.
         elif not isinstance(error, Exception) and anyio.current_time() >= self._deadline:
             self._health.record_timeout(self._started_at)
 

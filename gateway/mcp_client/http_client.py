@@ -273,6 +273,14 @@ async def read_chunks(response: httpx2.Response, on_chunk: Callable[[bytes], Awa
                     scope.deadline = anyio.current_time() + _DRAIN_S
 
 
+def describe_encoding(response: httpx2.Response) -> str | None:
+    """What is wrong with a body that is encoded although `identity` was asked for; None if it is not."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("", "identity"):
+        return None
+    return f"the server's answer is compressed ({encoding[:40]}) although `accept-encoding: identity` was sent"
+
+
 async def read_body(response: httpx2.Response, max_bytes: int) -> bytes | None:
     """The whole body, or None if it is larger than `max_bytes`."""
     body = bytearray()

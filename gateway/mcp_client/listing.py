@@ -16,6 +16,7 @@ from anyio import to_thread
 from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
 
 from gateway.mcp_client.connection import Connection
+from gateway.mcp_client.messages import CUT_KEY
 from gateway.mcp_client.protocol_version import HeaderMap
 from gateway.mcp_client.rollout_folder import to_policy
 from gateway.schema import ArgumentChecker, SchemaError, checker_for
@@ -110,6 +111,9 @@ async def read_listing(connection: Connection, owner: str) -> ToolListing:
         page_tools, cursor = result.get("tools"), result.get("nextCursor")
         if isinstance(page_tools, list):
             await to_thread.run_sync(parser.add_page, page_tools, abandon_on_cancel=True)
+        if isinstance(meta := result.get("_meta"), dict) and CUT_KEY in meta:
+            truncation = str(meta[CUT_KEY])
+            break
         if not isinstance(cursor, str) or cursor == params.get("cursor"):
             break
         params = {"cursor": cursor}

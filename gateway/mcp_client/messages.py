@@ -23,7 +23,7 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
-from gateway.bounded_json import SMALL_LENGTH, loads
+from gateway.bounded_json import MAX_VALUES, SMALL_LENGTH, JsonValuesError, count_marks, loads
 
 EDGE_BYTES = 256
 """How much of both ends of an oversized message is kept, to find its id."""
@@ -31,6 +31,10 @@ GUESS_BYTES = 4096
 MAX_BATCH = 1_000
 """Messages in one JSON array; a server that has more sends several."""
 MAX_LARGE_PARSES = 2
+MAX_ERROR_CHARS = 16_384
+"""What is kept of the text of a JSON-RPC error."""
+_SHOWN_CHARS = 80
+_BOM = b"\xef\xbb\xbf"
 
 
 class UnreadableMessageError(ValueError):
@@ -41,15 +45,20 @@ class UnreadableMessageError(ValueError):
         self.request_id = request_id
 
 
-def parse_messages(data: bytes) -> list[JSONRPCMessage]:
+def parse_messages(data: bytes, max_values: int = MAX_VALUES) -> list[JSONRPCMessage]:
     """The messages in `data` (several for a batch); none if it is not JSON-RPC.
 
     Raises `UnreadableMessageError` for JSON that is malformed or exceeds a limit.
     """
+    data = data.removeprefix(_BOM)
     if not data[:EDGE_BYTES].lstrip().startswith((b"{", b"[")):
         return []
     try:
-        value = loads(data)
+        value = loads(data, max_values)
+    except JsonValuesError as error:
+        if (listing := _read_long_listing(data, max_values)) is not None:
+            return [listing]
+        raise UnreadableMessageError(f"{error} (`result_values`)", guess_request_id(data)) from error
     except ValueError as error:
         raise UnreadableMessageError(_describe_problem(error), guess_request_id(data)) from error
     if isinstance(value, list) and len(value) > MAX_BATCH:
@@ -60,18 +69,60 @@ def parse_messages(data: bytes) -> list[JSONRPCMessage]:
 _large_parses: RunVar[anyio.CapacityLimiter] = RunVar("large_parses")
 
 
-async def read_messages(data: bytes) -> list[JSONRPCMessage]:
+async def read_messages(data: bytes, max_values: int = MAX_VALUES) -> list[JSONRPCMessage]:
     """The same without holding the event loop.
 
     Few are parsed at a time: they share the interpreter with the event loop, and each takes a multiple of its bytes.
     """
     if len(data) <= SMALL_LENGTH:
-        return parse_messages(data)
+        return parse_messages(data, max_values)
     limiter = _large_parses.get(None)
     if limiter is None:
         limiter = anyio.CapacityLimiter(MAX_LARGE_PARSES)
         _large_parses.set(limiter)
-    return await to_thread.run_sync(parse_messages, data, abandon_on_cancel=True, limiter=limiter)
+    return await to_thread.run_sync(parse_messages, data, max_values, abandon_on_cancel=True, limiter=limiter)
+
+
+_TOOLS = re.compile(rb'(?<!\\)"tools"\s*:\s*\[')
+_BETWEEN = re.compile(r"[\s,]*")
+CUT_KEY = "mtrl/cut"
+"""Key in the `_meta` of a listing's page of which only the beginning was read: why."""
+
+
+def _read_long_listing(data: bytes, max_values: int) -> JSONRPCMessage | None:
+    """The first tools of a page with more values than are read at once; None if it is not such a page."""
+    request_id, start = guess_request_id(data), _TOOLS.search(data, 0, GUESS_BYTES)
+    if request_id is None or start is None:
+        return None
+    text, decoder = data[start.end() :].decode(), json.JSONDecoder()
+    tools, count, at = list[Any](), 0, 0
+    try:
+        while count < max_values:
+            begin, (tool, at) = at, decoder.raw_decode(text, _BETWEEN.match(text, at).end())  # type: ignore[union-attr]
+            count += 1 + count_marks(text[begin:at])
+            tools.append(tool)
+    except (ValueError, RecursionError):
+        pass
+    cut = f"a page has more than {max_values} values (`result_values`): only its first {len(tools)} tools are read"
+    result = {"tools": tools, "_meta": {CUT_KEY: cut}}
+    return JSONRPCResponse.model_construct(jsonrpc="2.0", id=request_id, result=result)
+
+
+_PIECE_OF_JSON = re.compile(rb'[{}\[\]],?$|"(?:jsonrpc|id|method|params|result|error)"\s*:')
+
+
+def find_mistake(data: bytes) -> str | None:
+    """What is wrong with output that was meant as messages; None if it is nothing of the kind, such as a log."""
+    head = data[:EDGE_BYTES].strip()
+    if b"\0" in head:
+        return "it is UTF-16 or UTF-32, where MCP is UTF-8"
+    if head[:15].lower() == b"content-length:":
+        return "it has Content-Length headers, as the Language Server Protocol has; MCP has one message on each line"
+    if head.startswith(b"\x1f\x8b"):
+        return "it is compressed (gzip)"
+    if _PIECE_OF_JSON.match(head):
+        return "its JSON is spread over several lines; MCP has one message on each line"
+    return None
 
 
 def _describe_problem(error: ValueError) -> str:
@@ -109,14 +160,21 @@ def _to_messages(values: list[Any]) -> Iterator[JSONRPCMessage]:
 def _to_message(frame: dict[str, Any]) -> JSONRPCMessage | None:
     """Builds the message without validation: fields that nobody reads must not fail a call or cost time."""
     request_id, method, params = frame.get("id"), frame.get("method"), frame.get("params")
+    if isinstance(request_id, float) and request_id.is_integer():
+        request_id = int(request_id)  # JSON knows one kind of number
     has_id = isinstance(request_id, str | int) and not isinstance(request_id, bool)
     if isinstance(method, str):
         params = params if isinstance(params, dict) else None
         if has_id:
             return JSONRPCRequest.model_construct(jsonrpc="2.0", id=request_id, method=method, params=params)
         return JSONRPCNotification.model_construct(jsonrpc="2.0", method=method, params=params)
-    if not has_id and (request_id is not None or not isinstance(frame.get("error"), dict)):
-        return None
+    if not has_id:
+        error = frame.get("error")
+        if not isinstance(error, dict) and "result" not in frame:
+            return None
+        shown = "none" if request_id is None else json.dumps(request_id)[:_SHOWN_CHARS]
+        error_text = f"; its error says: {_read_error(frame)[0]}" if isinstance(error, dict) else ""
+        return error_response(None, f"it answers with the id {shown}, which no request has{error_text}")
     result = frame.get("result")
     if isinstance(result, dict):
         return JSONRPCResponse.model_construct(jsonrpc="2.0", id=request_id, result=result)
@@ -128,7 +186,10 @@ def _read_error(frame: dict[str, Any]) -> tuple[str, int, Any]:
     if not isinstance(error, dict):
         return "the server's answer is not a JSON-RPC result", INTERNAL_ERROR, None
     code = error.get("code")
-    return str(error.get("message", "")), code if isinstance(code, int) else INTERNAL_ERROR, error.get("data")
+    message = str(error.get("message", ""))
+    if len(message) > MAX_ERROR_CHARS:
+        message = f"{message[:MAX_ERROR_CHARS]}... ({len(message)} characters)"
+    return message, code if isinstance(code, int) else INTERNAL_ERROR, error.get("data")
 
 
 def error_response(request_id: Any, message: str, code: int = INTERNAL_ERROR, data: Any = None) -> JSONRPCError:

@@ -20,8 +20,8 @@ from anyio import to_thread
 
 from gateway.config.models import Server
 from gateway.config.rollout_variables import FOLDER, ID, SEED, expand_rollout_variables, needs_folder
-from gateway.mcp_client.reaper import Reaper
 from gateway.mcp_client.state_overlay import RolloutFolder, find_copy_reason
+from gateway.process.reaper import Reaper
 from gateway.schema import safe_name
 from gateway.state.prepared_state import StateError, copy_state, find_prepared_state
 from gateway.state.remove_folder import remove_folder

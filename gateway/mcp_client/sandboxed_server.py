@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.config.models import Server
-from gateway.mcp_client.reaper import Reaper
 from gateway.mcp_client.rollout_folder import StartSettings
 from gateway.mcp_client.state_overlay import RolloutFolder
+from gateway.process.reaper import Reaper
 from gateway.sandbox.bubblewrap import Confined
 from gateway.sandbox.sandbox_layout import ROLLOUT, SYSTEM_FOLDERS
 from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command

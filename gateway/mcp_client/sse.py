@@ -14,7 +14,14 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 from gateway.mcp_client.errors import PendingRequest, current_request
 from gateway.mcp_client.flood_limits import MAX_OPEN_ANSWERS, Pacer
 from gateway.mcp_client.framing import EventParser, Inbox, OversizedLine, ServerSentEvent
-from gateway.mcp_client.http_client import AuthorizedClient, open_response, read_body, read_chunks, record_failure
+from gateway.mcp_client.http_client import (
+    AuthorizedClient,
+    describe_encoding,
+    open_response,
+    read_body,
+    read_chunks,
+    record_failure,
+)
 from gateway.mcp_client.messages import error_response, serialize
 from gateway.types import DEFAULT_CONTEXT
 
@@ -53,9 +60,11 @@ class SSEWriter:
         events, pacer = EventParser(self._inbox.max_bytes), Pacer()
 
         async def on_chunk(chunk: bytes) -> bool:
+            self._inbox.dispatcher.is_reading = True
             async with aclosing(events.read(chunk, pacer)) as parsed:
                 async for event in parsed:
                     await on_event(event)
+            self._inbox.dispatcher.is_reading = False
             return False
 
         async def on_event(event: ServerSentEvent) -> None:
@@ -75,8 +84,9 @@ class SSEWriter:
                         response.status_code,
                         response.headers.get("www-authenticate"),
                     )
+                problem = describe_encoding(response) or response.headers.get("content-type", "no content")
                 if response.status_code >= 300 or not _is_event_stream(response):
-                    raise SSEError(f"HTTP {response.status_code}, {response.headers.get('content-type', 'no content')}")
+                    raise SSEError(f"HTTP {response.status_code}, {problem}")
                 await read_chunks(response, on_chunk)
         except (httpx2.TransportError, httpx2.StreamError) as error:
             problem = record_failure(pending or PendingRequest(DEFAULT_CONTEXT), error, httpx2.URL(self._url))
@@ -128,7 +138,9 @@ def _record_refusal(response: httpx2.Response, pending: PendingRequest) -> str:
 
 
 def _is_event_stream(response: httpx2.Response) -> bool:
-    return bool(response.headers.get("content-type", "").lower().startswith("text/event-stream"))
+    return describe_encoding(response) is None and bool(
+        response.headers.get("content-type", "").lower().startswith("text/event-stream")
+    )
 
 
 def _resolve_endpoint(url: str, reference: str) -> str:

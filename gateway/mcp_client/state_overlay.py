@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from gateway.config.models import Server
+from gateway.process.spawn import run_command
 from gateway.sandbox import state_mount
 from gateway.state.prepared_state import find_full_copy
 
@@ -77,10 +77,10 @@ def _find_reason(state: Path, user: int, disk_mb: int | None) -> str:
     with tempfile.TemporaryDirectory(prefix="mtrl-state-") as folder:
         words = _mount_command(state, Path(folder), user, is_probe=True)
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)  # noqa: S603 - ours
-        except (OSError, subprocess.SubprocessError) as error:
+            done = run_command(words, PROBE_S)
+        except OSError as error:
             return str(error)
-    return "" if done.returncode == 0 else done.stderr.strip() or "no overlay can be mounted"
+    return "" if done.status == 0 else done.error_text or "no overlay can be mounted"
 
 
 def _mount_command(state: Path, folder: Path, user: int, cwd: str = "", *, is_probe: bool = False) -> tuple[str, ...]:

@@ -15,14 +15,28 @@ import anyio
 import httpx2
 from anyio.abc import TaskGroup
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
-from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
+from mcp_types import (
+    CONNECTION_CLOSED,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from gateway.mcp_client.errors import PendingRequest, current_request
 from gateway.mcp_client.flood_limits import MAX_OPEN_ANSWERS, Pacer, StreamFlood
 from gateway.mcp_client.framing import EventParser, Inbox
-from gateway.mcp_client.http_client import AuthorizedClient, open_response, read_body, read_chunks, record_failure
-from gateway.mcp_client.messages import UnreadableMessageError, error_response, read_messages, serialize
+from gateway.mcp_client.http_client import (
+    AuthorizedClient,
+    describe_encoding,
+    open_response,
+    read_body,
+    read_chunks,
+    record_failure,
+)
+from gateway.mcp_client.messages import UnreadableMessageError, error_response, find_mistake, read_messages, serialize
 from gateway.types import DEFAULT_CONTEXT
 
 SESSION_HEADER = "mcp-session-id"
@@ -126,18 +140,23 @@ class StreamableHttpWriter:
             if session is not None and _SESSION_ID.fullmatch(session) is None:
                 return f"the server's session id is not visible ASCII of at most {_MAX_SESSION_ID_CHARS} characters"
             self._session = session
+        if (problem := describe_encoding(response)) is not None:
+            return problem
         if content_type.startswith("text/event-stream"):
             return await self._read_streamed_answer(message, response, pending)
         data = await read_body(response, self._inbox.max_bytes)
         if data is None:
             return self._inbox.too_large_message
         try:
-            messages = await read_messages(data)
+            messages = await read_messages(data, self._inbox.max_values)
         except UnreadableMessageError as error:
             return str(error)
         if await self._inbox.put_all(messages, message.id):
             return None
-        return f"the server's answer is not JSON-RPC (HTTP {response.status_code}, {content_type})"
+        mistake = find_mistake(data) or f"HTTP {response.status_code}, {content_type}"
+        if any(isinstance(parsed, JSONRPCResponse | JSONRPCError) for parsed in messages):
+            mistake = self._inbox.dispatcher.unreadable
+        return f"the server's answer is not JSON-RPC for this request ({mistake})"
 
     async def _handle_error_status(
         self, message: JSONRPCRequest, response: httpx2.Response, pending: PendingRequest
@@ -196,9 +215,11 @@ class StreamableHttpWriter:
 
         async def on_chunk(chunk: bytes) -> bool:
             nonlocal is_answered
+            self._inbox.dispatcher.is_reading = True
             async with aclosing(events.read(chunk, pacer)) as parsed:
                 async for event in parsed:
                     is_answered = await self._inbox.put_event(event, request_id) or is_answered
+            self._inbox.dispatcher.is_reading = False
             return is_answered
 
         try:

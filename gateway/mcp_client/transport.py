@@ -17,13 +17,13 @@ from gateway.mcp_client.child_process import ChildProcess
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.framing import Inbox
 from gateway.mcp_client.http_client import AuthorizedClient, HttpClients
-from gateway.mcp_client.reaper import Reaper
 from gateway.mcp_client.rollout_folder import LISTING, RolloutIdentity, StartSettings, open_folder, resolve_start
 from gateway.mcp_client.sandboxed_server import open_sandboxed
 from gateway.mcp_client.server_status import ServerLog
 from gateway.mcp_client.sse import sse_client
 from gateway.mcp_client.state_overlay import RolloutFolder
 from gateway.mcp_client.streamable_http import streamable_client
+from gateway.process.reaper import Reaper
 from gateway.sandbox.sandboxed_command import SandboxedCommand
 
 
@@ -107,7 +107,8 @@ class Transport:
             headers["Authorization"] = f"Bearer {config.auth_token.get_secret_value()}"
         client = AuthorizedClient(await self.services.http_clients.get_client(url), self.credentials)
         open_client = sse_client if self.name == "sse" else streamable_client
-        async with open_client(url, client, headers, Inbox(dispatcher, config.result_bytes)) as dispatcher.outbox:
+        inbox = Inbox(dispatcher, config.result_bytes, config.result_values, takes_any_id=self.name == "sse")
+        async with open_client(url, client, headers, inbox) as dispatcher.outbox:
             yield
 
     @asynccontextmanager
@@ -131,7 +132,6 @@ class Transport:
             env=start.env,
             cwd=start.cwd,
             max_bytes=self.config.result_bytes,
-            reaper=self.services.reaper,
         )
-        self.child.log = self.log
+        self.child.log, self.child.max_values = self.log, self.config.result_values
         return self.child

@@ -37,6 +37,7 @@ from gateway.http.exchange import ClientDisconnected, Response
 from gateway.large_json import run_beside
 from gateway.mcp_server.call_tasks import has_tasks
 from gateway.mcp_server.client_context import ANSWERING_CAPABILITIES, upstream_request_meta
+from gateway.mcp_server.connected_clients import replay
 from gateway.mcp_server.server import GatewayMcpServer, call_tool
 from gateway.types import Context, Text, ToolCall
 from gateway.wire import dumps, dumps_large, is_large_answer
@@ -87,7 +88,7 @@ class PlainCalls:
         if message["type"] == "http.request" and not message.get("more_body"):
             plain = self._read_call(scope, message.get("body", b""))
         if plain is None:
-            return await self._sdk_app(scope, _replay(message, receive), send)
+            return await self._sdk_app(scope, replay([message], receive), send)
         answer = _Answer(receive, send)
         try:
             body, status = await self.disconnects.run_until_disconnect(answer.receive, lambda: self._run(plain))
@@ -179,16 +180,6 @@ def _read_capabilities(declared: Any) -> Mapping[str, Any] | None:
     if has_tasks({CLIENT_CAPABILITIES_META_KEY: capabilities}):
         return None
     return capabilities if ANSWERING_CAPABILITIES.isdisjoint(capabilities) else None
-
-
-def _replay(message: Message, receive: Receive) -> Receive:
-    """`receive` with a message that was already received before all others."""
-    messages = [message]
-
-    async def replayed() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replayed
 
 
 class _Answer:

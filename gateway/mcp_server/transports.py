@@ -21,12 +21,10 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.gateway import Gateway
+from gateway.mcp_server.connected_clients import ConnectedClients, hold_id
 from gateway.mcp_server.plain_calls import PlainCalls
 from gateway.mcp_server.server import GatewayMcpServer
 
-SESSION_IDLE_S = 4 * 3600.0
-"""Long, because much time may pass between two calls of a rollout."""
-MAX_CLIENTS = 100_000
 MAX_BODY_BYTES = 8 * 1024 * 1024
 
 
@@ -40,30 +38,38 @@ def build_mcp_app(
     manager = StreamableHTTPSessionManager(
         server,
         security_settings=security,
-        session_idle_timeout=SESSION_IDLE_S,
+        session_idle_timeout=None,
         max_request_body_size=body_bytes,
-        max_sessions=MAX_CLIENTS,
+        max_sessions=None,
     )
-    calls = PlainCalls(server, StreamableHTTPASGIApp(manager))
-    return HeaderStripper(calls), _run(manager, calls)
+    server.middleware.append(hold_id)
+    clients = ConnectedClients(StreamableHTTPASGIApp(manager), body_bytes)
+    calls = PlainCalls(server, clients)
+    return HeaderStripper(calls), _run(manager, clients, calls)
 
 
 @asynccontextmanager
-async def _run(manager: StreamableHTTPSessionManager, calls: PlainCalls) -> AsyncIterator[None]:
+async def _run(
+    manager: StreamableHTTPSessionManager, clients: ConnectedClients, calls: PlainCalls
+) -> AsyncIterator[None]:
     async with manager.run(), anyio.create_task_group() as tasks:
+        tasks.start_soon(clients.run)
         tasks.start_soon(calls.disconnects.run)
         yield
         tasks.cancel_scope.cancel()
 
 
 class HeaderStripper:
-    """Strips the white space around header values, which fast HTTP parsers leave in place."""
+    """Strips the white space around header values, which fast HTTP parsers leave in place.
+
+    A wish to resume a stream is dropped, since no events are kept: the SDK would answer it with nothing.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"] if name != b"last-event-id"]
         await self.app({**scope, "headers": headers}, receive, send)
 
 

@@ -1,73 +1,48 @@
 """The child process of a tool with `run_in: process`: runs calls of one function, one at a time, in its main thread.
 
-Standard input and output carry the messages; what the function prints goes to standard error. If the gateway ends, the
-input ends, and the child kills itself with all processes that the function started.
+What the function prints goes to standard error. If the gateway ends, a supervisor kills this process with all processes
+that the function started.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, BinaryIO
+from typing import Any
 
 import anyio
 
 from gateway.config.load_object import load_object
 from gateway.import_hook import add_to_sys_path
 from gateway.native.function import FunctionTool
-from gateway.native.process_protocol import HEADER_BYTES, body_length, encode_result
+from gateway.native.result_json import encode_result
 from gateway.native.tool_results import exception_result, invalid_arguments_result, to_tool_result
+from gateway.process.child_entry import MAX_BODY_BYTES, Wire
 from gateway.types import ToolResult
 from gateway.user_code import run_contained
 
 
-def main() -> None:
-    """Serves calls until standard input ends."""
-    requests, answers = _claim_streams()
-    messages: SimpleQueue[Any] = SimpleQueue()
-    Thread(target=_read_messages, args=(requests, messages), daemon=True).start()
-    start = messages.get()
+def serve() -> None:
+    """Loads the function that the first message names, and answers calls until the gateway is gone."""
+    wire = Wire.claim()
+    if (message := wire.receive()) is None:
+        return
+    start = json.loads(message[1])
     add_to_sys_path(Path(folder) for folder in start["path"])
     file = Path(start["file"]) if start["file"] else None
     tool = FunctionTool(load_object(start["function"], file), name=start["name"])
-    while True:
-        answers.write(_encoded_call(tool, messages.get()["arguments"]))
-        answers.flush()
-
-
-def _claim_streams() -> tuple[BinaryIO, BinaryIO]:
-    """The streams of messages. The function itself gets an empty input, and its output goes to standard error."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.dup2(2, 1)
-    os.close(empty)
-    return requests, answers
-
-
-def _read_messages(stream: BinaryIO, messages: SimpleQueue[Any]) -> None:
-    """Reads in a thread, so that the end of the input ends the process in the middle of a call too."""
-    for message in _messages(stream):
-        messages.put(message)
-    sys.stderr.flush()
-    os.killpg(0, signal.SIGKILL)
-
-
-def _messages(stream: BinaryIO) -> Iterator[Any]:
-    while len(header := stream.read(HEADER_BYTES)) == HEADER_BYTES:
-        body = stream.read(body_length(header))
-        yield json.loads(body)
+    while (message := wire.receive()) is not None:
+        body = _encoded_call(tool, json.loads(message[1]))
+        if len(body) > MAX_BODY_BYTES:
+            problem = ValueError(f"it returned {len(body) >> 20} MB; {MAX_BODY_BYTES >> 20} MB are the most")
+            body = encode_result(exception_result(tool.spec.name, problem))
+        wire.send(message[0], body)
 
 
 def _encoded_call(tool: FunctionTool, arguments: dict[str, Any]) -> bytes:
-    """The message with the result of a call; values that cannot be written as JSON are an error of the tool."""
+    """The result of a call as JSON; values that cannot be written as JSON are an error of the tool."""
     try:
         return encode_result(_call(tool, arguments))
     except Exception as error:  # user code: it may have returned anything
@@ -94,7 +69,3 @@ def _run(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         return await value
 
     return anyio.run(wait)
-
-
-if __name__ == "__main__":
-    main()

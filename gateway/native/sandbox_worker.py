@@ -1,6 +1,6 @@
 """The process of a native tool with `isolation: sandbox`: serves one function, or one rollout's instance of a class.
 
-It runs inside the sandbox. Standard input and output carry the messages; what the tool prints is dropped.
+It runs inside the sandbox. What the tool prints is dropped.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -22,12 +21,14 @@ from gateway.import_hook import add_to_sys_path
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import accepted_kwargs
-from gateway.native.process_protocol import HEADER_BYTES, body_length, encode, encode_result
+from gateway.native.result_json import encode_result
 from gateway.native.tool_results import exception_result, invalid_arguments_result, to_tool_result
+from gateway.process.child_entry import Wire
 from gateway.sandbox.sandbox_layout import ROLLOUT
 from gateway.sandbox.sandbox_state import MAX_BYTES
 from gateway.sandbox.state_archive import pack
 from gateway.types import EMPTY, ToolResult
+from gateway.wire import dumps
 
 Answer = Callable[[dict[str, Any]], Awaitable[ToolResult]]
 
@@ -83,22 +84,6 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _claim_streams() -> tuple[BinaryIO, BinaryIO]:
-    """The streams of messages. The tool itself gets an empty input, and its output is dropped."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
-    return requests, answers
-
-
-def _read(stream: BinaryIO) -> Any:
-    """A message; None at the end."""
-    header = stream.read(HEADER_BYTES)
-    return json.loads(stream.read(body_length(header))) if len(header) == HEADER_BYTES else None
-
-
 def _load(start: dict[str, Any]) -> Answer:
     add_to_sys_path(Path(folder) for folder in start["path"])
     target = load_object(start["object"])
@@ -109,38 +94,39 @@ def _load(start: dict[str, Any]) -> Answer:
 
 
 def _pack() -> bytes:
-    """The message with what is left in the working folder, as an archive, or with why it cannot be packed."""
+    """What is left in the working folder as an archive, or as JSON why it cannot be packed."""
     try:
         with tempfile.TemporaryFile() as file:
             pack(ROLLOUT, file)
             length = file.tell()
             if length > MAX_BYTES:
-                return encode({"error": f"it has more than {MAX_BYTES // 2**20} MB"})
+                return dumps({"error": f"it has more than {MAX_BYTES // 2**20} MB"})
             file.seek(0)
-            return length.to_bytes(HEADER_BYTES, "big") + file.read()
+            return file.read()
     except OSError as error:
-        return encode({"error": str(error)})
+        return dumps({"error": str(error)})
+
+
+def serve() -> None:
+    """Loads the tool that the first message names, and answers calls until the gateway is gone."""
+    anyio.run(_serve)
 
 
 async def _serve() -> None:
-    requests, answers = _claim_streams()
-    answers.write(encode({}))
-    answers.flush()
-    answer = _load(_read(requests))
-    body = encode({})
+    wire = Wire.claim(keeps_output=False)
+    wire.send(0, b"{}")
+    message = wire.receive()
+    if message is None:
+        return
+    answer, body = _load(json.loads(message[1])), b"{}"
     while True:
         os.dup2(0, 2)  # Errors of the start are told, what the tool prints is not.
-        answers.write(body)
-        answers.flush()
-        message = await to_thread.run_sync(_read, requests)
+        wire.send(message[0], body)
+        message = await to_thread.run_sync(wire.receive)
         if message is None:
             os._exit(0)
+        request = json.loads(message[1])
         try:
-            body = _pack() if message.get("do") == "pack" else encode_result(await answer(message))
+            body = _pack() if request.get("do") == "pack" else encode_result(await answer(request))
         except Exception as error:  # user code: its exceptions are results, and it may have returned anything
-            body = encode_result(exception_result(message.get("name", ""), error))
-
-
-if __name__ == "__main__":
-    sys.argv[1:] = []
-    anyio.run(_serve)
+            body = encode_result(exception_result(request.get("name", ""), error))

@@ -23,9 +23,9 @@ import anyio
 from gateway.bounded_json import SMALL_LENGTH, loads
 from gateway.errors import Unavailable
 from gateway.large_json import run_beside
-from gateway.mcp_client.reaper import Reaper
 from gateway.native.agent_data import kwargs_by_method
-from gateway.native.process_protocol import MAX_VALUES
+from gateway.native.result_json import MAX_VALUES
+from gateway.process.reaper import Reaper
 from gateway.sandbox.bubblewrap import Confined, python_folders
 from gateway.sandbox.confined_process import (
     ConfinedProcess,
@@ -48,7 +48,7 @@ from gateway.wire import WireError, dumps, part_from_json
 log = logging.getLogger(__name__)
 
 GATEWAY_FOLDER = Path(__file__).parents[1]
-COMMAND = (sys.executable, "-B", "-m", "gateway.native.sandbox_worker")
+COMMAND = (sys.executable, "-B", "-m", "gateway.process.child_entry", "gateway.native.sandbox_worker:serve")
 SENT_KWARGS = ("create_kwargs", "execute_kwargs", "release_kwargs")
 MAX_REASON_BYTES = 200
 PACK_REQUEST = dumps({"do": "pack"})

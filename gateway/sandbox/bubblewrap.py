@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from gateway.process.spawn import Finished, run_command
 from gateway.sandbox import host_proxy, proxy_listener, state_mount
 from gateway.sandbox.cgroups import OWN_PROCESSES
 from gateway.sandbox.memory_files import descriptor_path, join_options, open_file, shared_file
@@ -150,24 +150,23 @@ def find_copy_reason(state: Path) -> str:
     """Why sandboxes begin with a copy of a prepared state; empty if it lies under an overlay instead."""
     try:
         done = _probe_state(str(state.resolve()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
         return str(error)
-    return done.stdout if done.returncode == 0 else done.stderr.strip()
+    return done.text if done.status == 0 else done.error_text
 
 
 @cache
 def can_mount_states() -> bool:
     """Whether a state can be mounted at all: some systems let nobody but bubblewrap make namespaces."""
     try:
-        return _probe_state(NO_STATE).returncode == 0
-    except (OSError, subprocess.SubprocessError):
+        return _probe_state(NO_STATE).status == 0
+    except OSError:
         return False
 
 
-def _probe_state(state: str) -> subprocess.CompletedProcess[str]:
+def _probe_state(state: str) -> Finished:
     confined = Confined((), SandboxSettings(), state=state, user=PROBE_USER if os.geteuid() == 0 else 0)
-    words = _mount_state(confined, is_probe=True)
-    return subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)  # noqa: S603 - ours
+    return run_command(_mount_state(confined, is_probe=True), PROBE_S)
 
 
 def _mount_state(confined: Confined, *, is_probe: bool = False) -> tuple[str, ...]:
@@ -316,21 +315,12 @@ def _try_it() -> str | None:
     confined = Confined(("/bin/sh", "-c", "echo confined"), SandboxSettings())
     try:
         with open_command_line(confined) as line:
-            done = subprocess.run(  # noqa: S603 - bubblewrap with a command of ours
-                line.words,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=PROBE_S,
-                check=False,
-            )
-    except (OSError, subprocess.SubprocessError) as error:
+            done = run_command(line.words, PROBE_S)
+    except OSError as error:
         return f"bubblewrap does not start: {error}"
-    if done.stdout == "confined\n":
+    if done.output == b"confined\n":
         return None
     remedy = (
         "enable user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces=10000), or run"
     )
-    return (
-        f"bubblewrap fails: {done.stderr.strip()[-300:]}\n  remedy: {remedy} the gateway where it may make namespaces"
-    )
+    return f"bubblewrap fails: {done.error_text[-300:]}\n  remedy: {remedy} the gateway where it may make namespaces"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.sandbox.bubblewrap import find_problem
 from gateway.sandbox.provider import BubblewrapProvider, SandboxProvider
 from gateway.sandbox.sandbox_settings import SandboxSettings

@@ -1,7 +1,7 @@
 """Runs commands and Python, and reads and writes files, inside a sandbox; the gateway asks it over standard input.
 
-Run as a script with `python -I -S`, so only the standard library is available. What a request starts is ended at its
-deadline, with all processes that came from it.
+Run by `child_entry.py` with `python -I -S`, so only the standard library is available. What a request starts is ended
+at its deadline, with all processes that came from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from contextlib import suppress
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import Any
 
-HEADER_BYTES, CHUNK_BYTES, MAX_ANSWER_BYTES, NO_WAIT = 8, 65536, 64 * 2**20, os.O_NONBLOCK
+from gateway.process.child_entry import HEADER, Wire, answer_requests, pack_header
+
+CHUNK_BYTES, MAX_ANSWER_BYTES, NO_WAIT = 65536, 64 * 2**20, os.O_NONBLOCK
 LEFT_OPEN_S = 0.2
 """How long output is read that a process left behind holds open."""
 INTERRUPT_S = 1.0
@@ -163,7 +165,7 @@ class Server:
             for descriptor in (interpreter.output, interpreter.answers):
                 selector.register(descriptor, selectors.EVENT_READ)
             try:
-                write_all(interpreter.asks, len(body).to_bytes(HEADER_BYTES, "big") + body)
+                write_all(interpreter.asks, pack_header(0, body) + body)
                 while (reply := complete_message(received)) is None:
                     if time.monotonic() < deadline and not out.is_over:
                         receive(selector, interpreter.output, deadline, received, out)
@@ -195,11 +197,13 @@ def receive(selector: selectors.BaseSelector, output: int, deadline: float, rece
 
 def complete_message(received: bytearray) -> bytes | None:
     """The message that has been received, once it is complete. Raises EOFError for one that is too long."""
-    length = int.from_bytes(received[:HEADER_BYTES], "big")
-    if len(received) >= HEADER_BYTES and length > MAX_ANSWER_BYTES:
+    if len(received) < HEADER.size:
+        return None
+    _, length = HEADER.unpack_from(received)
+    if length > MAX_ANSWER_BYTES:
         raise EOFError
-    has_all = len(received) >= HEADER_BYTES + length > HEADER_BYTES
-    return bytes(received[HEADER_BYTES : HEADER_BYTES + length]) if has_all else None
+    has_all = len(received) >= HEADER.size + length > HEADER.size
+    return bytes(received[HEADER.size : HEADER.size + length]) if has_all else None
 
 
 def read_reply(body: bytes) -> Reply | None:
@@ -330,21 +334,12 @@ def close_streams() -> None:
             os.dup2(null.fileno(), stream)
 
 
-def main() -> None:
+def serve() -> None:
     """Answers requests until standard input ends."""
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # Else programs could answer in its place, by its pipes and memory in `/proc`.
     if is_first := os.getpid() == 1:
         reap_for_child()
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    wire, server = Wire.claim(keeps_output=False), Server()
     close_streams()
-    server, reply = Server(), json.dumps({"is_first": is_first}).encode()
-    while True:
-        write_all(answers, len(reply).to_bytes(HEADER_BYTES, "big") + reply)
-        header = requests.read(HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
-            sys.exit()
-        reply = json.dumps(server.answer(json.loads(requests.read(int.from_bytes(header, "big"))))).encode()
-
-
-if __name__ == "__main__":
-    main()
+    wire.send(0, json.dumps({"is_first": is_first}).encode())
+    answer_requests(wire, server.answer)

@@ -11,19 +11,17 @@ import anyio
 
 from gateway.errors import Unavailable
 from gateway.limits import count_tool_time
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.pipe_process import PipeProcess, ProcessEnded
+from gateway.process.reaper import Reaper
 from gateway.sandbox import sandbox_statistics as statistics
-from gateway.sandbox.pipe_process import PipeProcess, ProcessEnded
 from gateway.sandbox.sandboxed_command import SandboxedCommand
 from gateway.types import Outcome, ToolResult
 
 START_S = 30.0
-READY_BYTES = 65536
 ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE = 1.5, 0.15
 """Time that is left of a call for ending its sandbox, in seconds and as a share of the call."""
 SIGNAL_CODES = 128
 """Exit codes beyond this one, such as those of container engines, tell of the signal that ended the first process."""
-MAX_ANSWER_BYTES = 128 * 2**20
 LATE_START = "the call reached its time limit, most of which was over when its sandbox was ready"
 
 
@@ -103,7 +101,7 @@ class ConfinedProcess:
     async def _wait_until_ready(self, within_s: float) -> None:
         try:
             with anyio.fail_after(within_s):
-                self.ready = await self.process.receive(READY_BYTES)
+                _, self.ready = await self.process.receive()
         except ProcessEnded as error:
             statistics.count_refusal()
             await self.process.wait()
@@ -120,8 +118,7 @@ class ConfinedProcess:
                 raise SandboxEnded(await self._end_reason())
             try:
                 with anyio.fail_after(timeout_s):
-                    await self.process.send(message)
-                    return await self.process.receive(MAX_ANSWER_BYTES)
+                    return await self.process.ask(message)
             except ProcessEnded as error:
                 raise SandboxEnded(await self._end_reason()) from error
             except TimeoutError:

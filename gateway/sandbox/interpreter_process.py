@@ -1,7 +1,7 @@
 """The Python process of a rollout: runs code and keeps its variables; the value of a last expression is printed.
 
-Run as a script inside a sandbox. Arguments: the descriptors of requests and answers. Figures of matplotlib that the
-code leaves open come back as PNG images.
+Run by `child_entry.py` inside a sandbox. Arguments: the descriptors of requests and answers. Figures of matplotlib
+that the code leaves open come back as PNG images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import types
 from contextlib import suppress
 from typing import Any
 
-HEADER_BYTES = 8
+from gateway.process.child_entry import Wire
+
 MOST_IMAGES = 8
 
 
@@ -61,19 +62,18 @@ def ignore_interrupts() -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def main() -> None:
+def serve(requests: str, answers: str) -> None:
     """Answers requests until they end."""
     ignore_interrupts()
-    asks, answers = int(sys.argv[1]), int(sys.argv[2])
-    os.set_inheritable(asks, False)
-    os.set_inheritable(answers, False)
+    for descriptor in (requests, answers):
+        os.set_inheritable(int(descriptor), False)
+    wire, me = Wire(int(requests), int(answers)), os.getpid()
     sys.argv[:] = [""]
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.path.insert(0, os.getcwd())
-    requests, me = os.fdopen(asks, "rb"), os.getpid()
-    while len(header := requests.read(HEADER_BYTES)) == HEADER_BYTES:
-        code = json.loads(requests.read(int.from_bytes(header, "big")))["code"]
+    while (message := wire.receive()) is not None:
+        code = json.loads(message[1])["code"]
         reply: dict[str, Any] = {"error": "", "images": []}
         with suppress(KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,11 +88,4 @@ def main() -> None:
             sys.stderr.flush()
         if os.getpid() != me:  # The code has forked: a child ends with it.
             os._exit(0)
-        body = json.dumps(reply).encode()
-        data = len(body).to_bytes(HEADER_BYTES, "big") + body
-        while data:
-            data = data[os.write(answers, data) :]
-
-
-if __name__ == "__main__":
-    main()
+        wire.send(message[0], json.dumps(reply).encode())

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gateway.mcp_client.reaper import Reaper
+from gateway.process import child_entry
+from gateway.process.reaper import Reaper
 from gateway.sandbox import command_server, interpreter_process
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import Confined, python_folders
@@ -37,8 +38,10 @@ MARGIN_S = 5.0
 MOST_IMAGES = interpreter_process.MOST_IMAGES
 ENVIRONMENT = {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib", "PYTHONHASHSEED": "0"}  # noqa: S108 - inside
 """Equal rollouts print equal sets."""
-SERVER_COMMAND = (sys.executable, "-I", "-S", "-B", command_server.__file__)
-INTERPRETER_COMMAND = (sys.executable, "-B", "-u", interpreter_process.__file__)
+SCRIPTS = (child_entry.__file__, command_server.__file__, interpreter_process.__file__)
+"""What runs inside: the first runs the functions of the others."""
+SERVER_COMMAND = (sys.executable, "-I", "-S", "-B", SCRIPTS[0], f"{SCRIPTS[1]}:serve")
+INTERPRETER_COMMAND = (sys.executable, "-B", "-u", SCRIPTS[0], f"{SCRIPTS[2]}:serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,7 @@ class BubblewrapProvider:
         self._reaper = reaper
 
     async def start(self, settings: SandboxSettings, state: Path | None = None) -> LocalSandbox:
-        scripts = (command_server.__file__, interpreter_process.__file__)
-        readable = (*python_folders(), *scripts)
+        readable = (*python_folders(), *SCRIPTS)
         confined = Confined(
             SERVER_COMMAND, settings, readable, env=ENVIRONMENT, state=str(state or ""), is_first_process=True
         )

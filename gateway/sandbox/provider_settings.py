@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gateway.config.base import FrozenModel
 
 if TYPE_CHECKING:
-    from gateway.mcp_client.reaper import Reaper
+    from gateway.process.reaper import Reaper
     from gateway.sandbox.provider import SandboxProvider
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from gateway.process.spawn import run_command
 from gateway.sandbox import child_limits, namespaces
 from gateway.sandbox.bubblewrap import find_problem
 from gateway.sandbox.program_users import unused_user
@@ -125,9 +125,6 @@ def confines(confinement: Confinement) -> bool:
             os.chmod(outside.name, 0o644)
         words = (str(os.getpid()), outside.name, str(folder.path / "inside"))
         command = confine(confinement, folder, PROBE_LIMITS, (*PYTHON_COMMAND, "-c", PROBE, *words))
-        with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(  # noqa: S603 - bubblewrap or our own interpreter
-                command, cwd=folder.path, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_TIMEOUT_S
-            )
-            return done.stdout == b"confined\n"
+        with suppress(OSError):
+            return run_command(command, PROBE_TIMEOUT_S, cwd=folder.path, env={}).output == b"confined\n"
     return False

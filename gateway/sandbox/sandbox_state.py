@@ -18,7 +18,7 @@ import anyio
 from anyio import to_thread
 
 from gateway.errors import Unavailable
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.sandbox import state_archive
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.provider import Sandbox

@@ -12,7 +12,7 @@ import anyio
 from anyio import to_thread
 
 from gateway.errors import Unavailable
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import CommandLine, Confined, find_problem, is_known_to_work, open_command_line
 from gateway.sandbox.cgroups import REMOVE_S, Cgroup, make_group, remove_group

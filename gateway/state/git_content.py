@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from threading import Timer
-from typing import IO, cast
+
+from gateway.process.spawn import CommandError, run_command
 
 GIT_S = 20.0
 MAX_COMMITS = 20_000
@@ -126,20 +125,12 @@ def _run_git(folder: Path, *arguments: str, **more: str) -> bytes:
         "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", **more,
     }  # fmt: skip
     command = [program, "-c", f"safe.directory={own}", "--no-pager", *arguments]
-    with subprocess.Popen(  # noqa: S603 - git with arguments of ours
-        command, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        timer = Timer(GIT_S, process.kill)
-        timer.start()
-        try:
-            printed = cast("IO[bytes]", process.stdout).read(MAX_PRINTED_BYTES + 1)
-        finally:
-            is_late = timer.finished.is_set()
-            timer.cancel()
-            process.kill()
-    if is_late or len(printed) > MAX_PRINTED_BYTES:
-        raise StateTooLarge(f"git needs more than {GIT_S:g} s or {MAX_PRINTED_BYTES // 2**20} MB to tell its history")
-    return printed
+    try:
+        return run_command(command, GIT_S, max_bytes=MAX_PRINTED_BYTES, env=env, cwd="/").output
+    except CommandError as error:
+        raise StateTooLarge(
+            f"git needs more than {GIT_S:g} s or {MAX_PRINTED_BYTES // 2**20} MB to tell its history"
+        ) from error
 
 
 def _read(file: Path) -> bytes:

@@ -21,7 +21,7 @@ from gateway.errors import ConfigError
 from gateway.http.security import SecurityMiddleware
 from gateway.http.settings import Settings as HttpSettings
 from gateway.http.uvicorn_server import Server, bind_socket, make_uvicorn_config, server_url
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.types import EMPTY
 from mtrl_plugins.agents.agent_session import AgentSession
 from mtrl_plugins.agents.endpoint import AgentEndpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -10,22 +11,28 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import STDOUT
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import anyio
 from anyio import to_thread
-from anyio.abc import ByteReceiveStream, Process
 
-from gateway.mcp_client.reaper import Reaper
-from gateway.mcp_client.supervised_process import SupervisedProcess, close_pipes
+from gateway.process.log_tail import LogTail
+from gateway.process.pipe_process import (
+    PIPE_ERRORS,
+    ReadPipe,
+    WritePipe,
+    end_supervised,
+    start_supervised,
+    wait_for_exit,
+)
+from gateway.process.reaper import Reaper
+from gateway.process.supervised_process import SupervisedProcess
 from mtrl_plugins.agents.settings import AgentSettings
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE")
 TASK_FILE = "task.json"
-_POLL_S = 0.02
 _LAST_OUTPUT_S = 0.5
-_PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ async def run_agent(settings: AgentSettings, about: Mapping[str, Any], reaper: R
         }
         environment |= {name: _fill(text, words) for name, text in settings.env.items()}
         try:
-            program = await SupervisedProcess.start(command, environment, work, reaper, stderr=STDOUT)
+            program = await start_supervised(command, env=environment, cwd=work, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
         except OSError as error:
             return AgentExit(127, f"{command[0]} cannot be started: {error.strerror or error}")
         texts = {"prompt": str(about["task"]["prompt"]), "json": json.dumps(about["task"]), "none": ""}
@@ -73,39 +80,31 @@ async def run_agent(settings: AgentSettings, about: Mapping[str, Any], reaper: R
 
 async def _run_to_end(program: SupervisedProcess, settings: AgentSettings, text: bytes) -> AgentExit:
     """Waits for the program, whose supervisor ends when nothing is left that it started."""
-    output, process = bytearray(), program.process
+    output, drained = LogTail(settings.output_chars), anyio.Event()
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_feed, process, text)
-            drained = anyio.Event()
-            tasks.start_soon(_collect, process, output, settings.output_chars, drained)
-            while process.returncode is None:  # noqa: ASYNC110 (waiting also waits for pipes that children hold)
-                await anyio.sleep(_POLL_S)
+            tasks.start_soon(_feed, WritePipe(program.supervisor.stdin), text)
+            tasks.start_soon(_collect, ReadPipe(program.supervisor.stdout), output, drained)
+            await wait_for_exit(program.supervisor, math.inf)
             with anyio.move_on_after(_LAST_OUTPUT_S):
                 await drained.wait()
             tasks.cancel_scope.cancel()
     finally:
-        await program.end(settings.stop_s, first_s=0.0)
-        close_pipes(process)
-    code = process.returncode
-    return AgentExit(-9 if code is None else code, output.decode("utf-8", "replace"))
+        await end_supervised(program, settings.stop_s, first_s=0.0)
+    code = program.exit_code
+    return AgentExit(-9 if code is None else code, output.text)
 
 
-async def _feed(process: Process, text: bytes) -> None:
-    if process.stdin is not None:
-        with suppress(*_PIPE_ERRORS):
-            await process.stdin.send(text)
-        with suppress(*_PIPE_ERRORS):
-            await process.stdin.aclose()
+async def _feed(stdin: WritePipe, text: bytes) -> None:
+    with suppress(*PIPE_ERRORS):
+        await stdin.send(text)
+    stdin.close()
 
 
-async def _collect(process: Process, output: bytearray, most: int, drained: anyio.Event) -> None:
-    stdout: ByteReceiveStream | None = process.stdout
-    if stdout is not None:
-        with suppress(*_PIPE_ERRORS):
-            while True:
-                output += await stdout.receive()
-                del output[: max(0, len(output) - most)]
+async def _collect(stdout: ReadPipe, output: LogTail, drained: anyio.Event) -> None:
+    with suppress(*PIPE_ERRORS):
+        while data := await stdout.receive():
+            output.add(data)
     drained.set()
 
 

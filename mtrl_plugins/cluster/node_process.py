@@ -9,25 +9,22 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from subprocess import STDOUT
 
-import gateway
+from gateway.process.supervised_process import SupervisedProcess
 from mtrl_plugins.workers.beat_file import BEAT_VARIABLE, START_S, read_beat
 
 PYTHON = "python"
 """Stands for the Python of the node's Ray as the first word of a command."""
 SGLANG_PYTHON = "sglang-python"
 """Stands for the Python of the node that has SGLang."""
-_REAPER = Path(gateway.__file__).parent / "mcp_client" / "reaper_process.py"
-_KILL_S = 10.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 """Delays before a process is started again: each is twice the one before."""
 LOOK_S = 1.0
@@ -35,25 +32,13 @@ STEADY_S = 300.0
 """A process that ran for so long is started again with the first delay."""
 MAX_FAILURES = 10
 """How often in a row a process may end sooner."""
-GATE = """
-import os, signal, sys
-if not os.read(0, 1):
-    sys.exit(1)
-for number in (signal.SIGINT, signal.SIGQUIT):
-    signal.signal(number, signal.SIG_DFL)
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
-"""Becomes the program once the keeper says so, when its helper knows the process; ends if the keeper does before. A
-shell has background processes ignore SIGINT, which tools need to interrupt what they run."""
 
 
 class NodeProcess:
     """Runs one process. Whatever ends the keeper ends the process with all that it started, `kill -9` included."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._reaper: subprocess.Popen[bytes] | None = None
+        self._process: SupervisedProcess | None = None
         self._starting, self._stopped = threading.RLock(), threading.Event()
 
     def place(self) -> tuple[str, tuple[str, ...]]:
@@ -72,42 +57,31 @@ class NodeProcess:
         with self._starting:
             return 0 if self._stopped.is_set() else self._start(command, environment, folder, log)
 
-    def _start(self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str) -> int:
-        self._end_reaper()
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, remove: str = ""
+    ) -> int:
         words = [_find_program(command[0], folder), *command[1:]]
         Path(log).parent.mkdir(parents=True, exist_ok=True)
-        reaper = [sys.executable, "-I", "-S", str(_REAPER)]
-        self._reaper = subprocess.Popen(  # noqa: S603
-            reaper,
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # Ray kills the process group of an actor that has died.
-        )
+        variables = {**os.environ, **environment}
         with open(log, "ab") as file:
-            self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", "-S", "-c", GATE, *words],
-                cwd=folder,
-                env={**os.environ, **environment},
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            process = self._process = SupervisedProcess(
+                words, folder=remove, cwd=folder, env=variables, stdout=file, stderr=STDOUT
             )
-        self._tell_reaper(f"+{self._process.pid}")
-        if self._process.stdin is not None:
-            with suppress(BrokenPipeError), self._process.stdin:  # It has ended, which its exit code says.
-                self._process.stdin.write(b"\n")
-        return self._process.pid
-
-    def _tell_reaper(self, line: str) -> None:
-        """What the helper kills or removes once this process is gone, however it ends."""
-        if self._reaper is not None and self._reaper.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._reaper.stdin.write(f"{line}\n".encode())
-                self._reaper.stdin.flush()
+        try:
+            process.read_start()
+        except BaseException:
+            process.end(0.0)
+            raise
+        return process.pid
 
     def wait(self) -> int:
         """The exit code, once the process has ended. Runs beside the other methods."""
-        return self._process.wait() if self._process else 0
+        process = self._process
+        if process is None:
+            return 0
+        code = process.supervisor.wait()
+        process.end(0.0)
+        return code
 
     def keep_running(
         self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, silent_s: float
@@ -120,32 +94,25 @@ class NodeProcess:
             with self._starting:
                 if self._stopped.is_set():
                     break
-                beat = Path(tempfile.mkdtemp(prefix="mtrl-beat-")) / "beat"
-                self.start(command, {**environment, BEAT_VARIABLE: str(beat)}, folder, log)
-                self._tell_reaper(f"/{os.fsencode(beat.parent).hex()}")
+                place = tempfile.mkdtemp(prefix="mtrl-beat-")
+                beat = Path(place) / "beat"
+                self._start(command, {**environment, BEAT_VARIABLE: str(beat)}, folder, log, place)
             if not (code := self._wait_or_kill(beat, silent_s)):
                 break
             is_steady = time.monotonic() - started > STEADY_S
             failures = 1 if is_steady else failures + 1
             delay_s = FIRST_DELAY_S if failures == 1 else min(2 * delay_s, LONGEST_DELAY_S)
-        self._end_reaper()
         return code
 
     def _wait_or_kill(self, beat: Path, silent_s: float) -> int:
         """The exit code, once the process has ended, or was killed because its beats stayed away."""
-        process, seen, silent_looks = (
-            self._process,
-            None,
-            0,
-        )  # Not by a clock, which goes on while the keeper is stopped.
-        while process is not None and process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=LOOK_S)
+        process, seen = self._process, None
+        silent_looks = 0  # Not a clock, which goes on while the keeper is stopped.
+        while process is not None and not process.wait(LOOK_S):
             before, seen = seen, read_beat(beat)
             silent_looks = silent_looks + 1 if seen == before else 0
             if silent_looks * LOOK_S > (START_S if seen is None else silent_s):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                process.send_signal(signal.SIGKILL)
         return self.wait()
 
     def stop(self, number: int, within_s: float) -> None:
@@ -153,21 +120,8 @@ class NodeProcess:
         with self._starting:
             self._stopped.set()
             process = self._process
-        if process is not None and process.poll() is None:
-            for kind, wait_s in ((number, within_s), (signal.SIGKILL, _KILL_S)):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, kind)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=wait_s)
-                    break
-        self._end_reaper()
-
-    def _end_reaper(self) -> None:
-        """Ends the helper, which kills what the process has left of its group."""
-        reaper, self._reaper = self._reaper, None
-        if reaper is not None:
-            with suppress(subprocess.TimeoutExpired):
-                reaper.communicate(timeout=_KILL_S)
+        if process is not None:
+            process.end(within_s, first_s=0.0, number=number)
 
 
 def _find_program(word: str, folder: str) -> str:

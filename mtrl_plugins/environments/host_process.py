@@ -11,22 +11,17 @@ import atexit
 import json
 import logging
 import os
-import signal
-import subprocess
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from errno import ENOSPC
 from hashlib import sha256
 from os import strerror
 from pathlib import Path
-from queue import SimpleQueue
-from typing import IO, Any, cast
-from uuid import uuid4
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -36,146 +31,17 @@ from gateway.disk_errors import describe_write_error
 from gateway.errors import ConfigError, GatewayError
 from gateway.line_file import iterate_lines, parse_json_line
 from gateway.native.thread_pool import call_soon
-from mtrl_plugins.environments.host_server import MARK, kill_marked
+from gateway.process import child_entry
+from gateway.process.pipe_process import ProcessEnded
+from gateway.process.request_process import RequestProcess, RequestRefused
+from mtrl_plugins.environments.host_server import EXIT_S as CLOSE_S
 from mtrl_plugins.environments.interpreters import require_interpreter
 from mtrl_plugins.environments.settings import EnvironmentSettings
 
-MAX_LINE_BYTES = 64 * 2**20
-"""The longest answer; a process that writes a longer line is ended."""
-STOP_S = 8.0
-"""How long a process may take to end once its input is closed."""
-EXIT_S = 1.0
-"""How long to wait for the exit code of a process whose output has ended."""
-LOG_BYTES = 8192
-"""How much of a process's standard error is kept."""
+STOP_S, EXIT_S = 8.0, 1.0
+"""How long a process may take to end once its input is closed: usually, and where it has failed or a step hangs."""
 LEFT_OUT = ("PYTHONHOME", "VIRTUAL_ENV")
 """Variables of our own Python, which would mislead another one."""
-
-
-class ChildEnded(Exception):
-    """The process has ended; the text says how, and what it printed last."""
-
-
-class ChildRefused(Exception):
-    """The process answered a request with an error."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem)
-        self.problem, self.remedy = problem, remedy
-
-
-class HostChild:
-    """A running process; raises OSError if it cannot be started. When its output ends, its group is killed,
-    and what it started in other sessions."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        pipe = subprocess.PIPE
-        variables = {"PYTHONHASHSEED": "0", **os.environ}  # The order of a set of texts is the same in each process.
-        variables = {name: value for name, value in variables.items() if name not in LEFT_OUT}
-        self._mark = variables[MARK] = uuid4().hex
-        self._process = subprocess.Popen(  # noqa: S603 - the operator's own Python
-            command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=variables
-        )
-        self._pending: dict[int, Future[Any]] = {}
-        self._lock = threading.Lock()
-        self._count = 0
-        self._log = bytearray()
-        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
-        self._end = ""
-        """How it ended."""
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write, self._drain)]
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        return bool(self._end)
-
-    def send(
-        self, operation: str, fields: dict[str, Any], when_done: Callable[[Any], None] | None = None
-    ) -> Future[Any]:
-        """Sends a request; `when_done` is called in the thread that reads answers."""
-        future: Future[Any] = Future()
-        if when_done is not None:
-            future.add_done_callback(when_done)
-        with self._lock:
-            if self._end:
-                raise ChildEnded(self._end)
-            self._count += 1
-            self._pending[self._count] = future
-            self._outgoing.put(json.dumps({"id": self._count, "do": operation, **fields}).encode() + b"\n")
-        return future
-
-    def describe_log(self) -> str:
-        """What the process printed last."""
-        text = self._log.decode("utf-8", "replace").strip()
-        return f"it printed last: {text[-800:]}" if text else "it printed nothing"
-
-    def stop(self, wait_s: float = STOP_S) -> None:
-        """Closes its input, waits a moment, and kills its group."""
-        self._outgoing.put(None)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(wait_s)
-        self._kill()
-        self._process.wait()
-        for thread in self._threads:
-            thread.join(EXIT_S)
-
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        kill_marked(self._mark)
-
-    def _write(self) -> None:
-        """Writes in a thread of its own, because a process that does not read blocks the writer."""
-        with suppress(OSError), cast("IO[bytes]", self._process.stdin) as stream:
-            while (line := self._outgoing.get()) is not None:
-                stream.write(line)
-                stream.flush()
-
-    def _read(self) -> None:
-        how = "ended"
-        with suppress(OSError), cast("IO[bytes]", self._process.stdout) as stream:
-            while line := stream.readline(MAX_LINE_BYTES):
-                if not line.endswith(b"\n") or not self._settle(line):
-                    how = f"wrote {line[:80]!r} to its wire"
-                    break
-        self._kill()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(EXIT_S)
-        self._threads[2].join(EXIT_S)
-        self._outgoing.put(None)
-        with self._lock:
-            self._end = f"{how} (exit code {self._process.returncode}); {self.describe_log()}"
-            lost, self._pending = self._pending, {}
-        for future in lost.values():
-            future.set_exception(ChildEnded(self._end))
-
-    def _settle(self, line: bytes) -> bool:
-        """Passes an answer to its waiting caller; False if it is none."""
-        try:
-            answer = json.loads(line)
-            error, id = answer.get("error"), answer["id"]
-            refusal = None if error is None else ChildRefused(str(error["problem"]), str(error["remedy"]))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return False
-        with self._lock:
-            future = self._pending.pop(id, None)
-        if future is not None and refusal is not None:
-            future.set_exception(refusal)
-        elif future is not None:
-            future.set_result(answer.get("ok"))
-        return True
-
-    def _drain(self) -> None:
-        with suppress(OSError), cast("IO[bytes]", self._process.stderr) as stream:
-            while data := os.read(stream.fileno(), 2**16):
-                self._log += data
-                del self._log[:-LOG_BYTES]
 
 
 log = logging.getLogger(__name__)
@@ -260,10 +126,10 @@ class EnvironmentHost:
         """What the process said about the environment when it was loaded."""
         self.tape: HostTape | None = None
         """Where rows and scores are recorded."""
-        self._child: HostChild | None = None
-        self._retired: list[HostChild] = []
+        self._child: RequestProcess | None = None
+        self._retired: list[RequestProcess] = []
         """Processes with a step that hangs, which end with their last episode."""
-        self._episodes: Counter[HostChild] = Counter()
+        self._episodes: Counter[RequestProcess] = Counter()
         """How many episodes each process has."""
         self._count = 0
         self._starting = threading.Lock()
@@ -273,7 +139,7 @@ class EnvironmentHost:
         """The process, if it runs."""
         return self._child.pid if self._child is not None and not self._child.has_ended else None
 
-    def start(self) -> HostChild:
+    def start(self) -> RequestProcess:
         """Starts the process and loads the environment, unless it runs. Raises ConfigError if that is impossible."""
         with self._starting:
             if self._child is not None and not self._child.has_ended:
@@ -286,22 +152,25 @@ class EnvironmentHost:
             self._child = self._load()
             return self._child
 
-    def _load(self) -> HostChild:
+    def _load(self) -> RequestProcess:
         settings = self.settings
         python = settings.python or str(require_interpreter(settings.framework))
         try:
-            child = HostChild([python, str(SERVER), str(settings.adapter)])
+            variables = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+            variables.setdefault("PYTHONHASHSEED", "0")  # The order of a set of texts is the same in each process.
+            command = [python, child_entry.__file__, f"{SERVER}:serve", str(settings.adapter)]
+            child = RequestProcess(command, alone_s=CLOSE_S, env=variables)
         except OSError as error:
             remedy = "name the Python of the virtual environment that has it, as /path/to/venv/bin/python"
             problem = f"{python!r} cannot be started ({error.strerror})"
             raise ConfigError(problem, field="environment.python", remedy=remedy) from error
         try:
-            loading = child.send("load", {"environment": settings.id, "args": settings.load_args()})
+            loading = child.send({"do": "load", "environment": settings.id, "args": settings.load_args()})
             self.about = loading.result(settings.start_s) or {}
-        except ChildRefused as error:
+        except RequestRefused as error:
             child.stop(EXIT_S)
             raise ConfigError(error.problem, field="environment.name", remedy=error.remedy) from error
-        except (ChildEnded, FutureTimeout) as error:
+        except (ProcessEnded, FutureTimeout) as error:
             child.stop(EXIT_S)
             late = f"did not load within {settings.start_s:g} s; {child.describe_log()}"
             remedy = f"load it by hand with {python}, or raise `environment.start_s`"
@@ -313,8 +182,8 @@ class EnvironmentHost:
         """Sends a request and blocks until it is answered."""
         child = self.start()
         try:
-            return child.send(operation, fields).result(self.settings.timeout_s)
-        except (ChildEnded, ChildRefused, FutureTimeout) as error:
+            return child.send({"do": operation, **fields}).result(self.settings.timeout_s)
+        except (ProcessEnded, RequestRefused, FutureTimeout) as error:
             raise self._failure(operation, error) from error
 
     def rows(self, split: str, start: int, count: int) -> list[Any]:
@@ -338,12 +207,12 @@ class EnvironmentHost:
         """Sends a request and waits for the answer, in any event loop."""
         return await self.ask(await self._running(), operation, fields)
 
-    async def _running(self) -> HostChild:
+    async def _running(self) -> RequestProcess:
         """The process, started if necessary."""
         child = self._child
         return child if child is not None and not child.has_ended else await to_thread.run_sync(self.start)
 
-    async def ask(self, child: HostChild, operation: str, fields: dict[str, Any]) -> Any:
+    async def ask(self, child: RequestProcess, operation: str, fields: dict[str, Any]) -> Any:
         """Sends a request to one process and waits for the answer, in any event loop."""
         answered, loop = anyio.Event(), current_token()
 
@@ -352,11 +221,11 @@ class EnvironmentHost:
                 call_soon(loop, answered.set)
 
         try:
-            future = child.send(operation, fields, notify)
+            future = child.send({"do": operation, **fields}, notify)
             with anyio.fail_after(self.settings.timeout_s):
                 await answered.wait()
             return future.result()
-        except (ChildEnded, ChildRefused, TimeoutError) as error:
+        except (ProcessEnded, RequestRefused, TimeoutError) as error:
             raise self._failure(operation, error) from error
 
     async def open_episode(self, seed: int, options: Mapping[str, Any]) -> tuple[HostEpisode, Any]:
@@ -368,13 +237,13 @@ class EnvironmentHost:
             episode.close()
             raise
 
-    def join(self, child: HostChild) -> str:
+    def join(self, child: RequestProcess) -> str:
         """A name for a new episode of a process."""
         self._episodes[child] += 1
         self._count += 1
         return f"episode-{self._count}"
 
-    def leave(self, child: HostChild, *, hangs: bool) -> None:
+    def leave(self, child: RequestProcess, *, hangs: bool) -> None:
         """An episode of a process has ended. One that hangs gets no more episodes, and is killed with its last one."""
         self._episodes[child] -= 1
         if hangs and child is self._child:
@@ -389,8 +258,8 @@ class EnvironmentHost:
     def tell(self, operation: str, **fields: Any) -> None:
         """Sends a request whose answer does not matter, if the process runs."""
         if self._child is not None:
-            with suppress(ChildEnded):
-                self._child.send(operation, fields)
+            with suppress(ProcessEnded):
+                self._child.send({"do": operation, **fields})
 
     def stop(self) -> None:
         """Ends the process; that it was started counts no more towards the limit."""
@@ -398,7 +267,7 @@ class EnvironmentHost:
         children = [*self._retired, *([self._child] if self._child is not None else [])]
         self._child, self._retired = None, []
         for child in children:
-            child.stop()
+            child.stop(STOP_S)
 
     async def stop_async(self) -> None:
         """Ends the process, also for a task that is cancelled."""
@@ -408,7 +277,7 @@ class EnvironmentHost:
     def _failure(self, operation: str, error: Exception) -> EnvironmentFailed:
         remedy = getattr(error, "remedy", "")
         problem = f"{self.name}: {operation}: {error}"
-        if isinstance(error, ChildEnded):
+        if isinstance(error, ProcessEnded):
             problem = f"{self.name} {error}"
         elif isinstance(error, TimeoutError):
             problem = f"{self.name} did not answer {operation!r} within {self.settings.timeout_s:g} s"
@@ -419,7 +288,7 @@ class EnvironmentHost:
 class HostEpisode:
     """An episode in one process, under a name that it has there."""
 
-    def __init__(self, host: EnvironmentHost, child: HostChild) -> None:
+    def __init__(self, host: EnvironmentHost, child: RequestProcess) -> None:
         self._host, self._child, self._name = host, child, host.join(child)
         self._hangs = False
 
@@ -433,8 +302,8 @@ class HostEpisode:
 
     def close(self) -> None:
         """Ends the episode, without waiting for the environment."""
-        with suppress(ChildEnded):
-            self._child.send("close", {"episode": self._name})
+        with suppress(ProcessEnded):
+            self._child.send({"do": "close", "episode": self._name})
         self._host.leave(self._child, hangs=self._hangs)
 
 
@@ -506,7 +375,7 @@ class RecordedHost(EnvironmentHost):
         else:
             self._scores |= {(line["starts"], rollout): score for rollout, score in line["scores"].items()}
 
-    def start(self) -> HostChild:
+    def start(self) -> RequestProcess:
         """Refuses to start a process."""
         raise EnvironmentFailed(f"{self.name}: what was not recorded is asked for; record the run again")
 

@@ -1,11 +1,11 @@
 """The host process: runs another framework's environments with the Python that has them, and answers JSON lines.
 
-Run as `python host_server.py ADAPTER.py`. Only the standard library is available here, and what that Python has. What
-is served depends on the adapter: episodes of environments with `reset` and `step` (`EpisodeHost`), or rollouts of
+Run by `child_entry.py`, with an adapter. Only the standard library is available here, and what that Python has. What is
+served depends on the adapter: episodes of environments with `reset` and `step` (`EpisodeHost`), or rollouts of
 environments with a runner of their own (`ConversationHost`), whose model is an endpoint in this process.
 
-Each line of standard input is a request, `{"id": 1, "do": "open", ...}`, and is answered by one line, in any order:
-`{"id": 1, "ok": {...}}` or `{"id": 1, "error": {"problem": "...", "remedy": "..."}}`. The first request is `load`.
+A request is `{"do": "open", ...}`; its answer is `{"ok": {...}}` or `{"error": {"problem": "...", "remedy": "..."}}`.
+Answers come in any order. The first request is `load`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import json
 import os
 import random
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -29,9 +28,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Self
+
+from gateway.process.child_entry import MAX_BODY_BYTES, Wire, load_file
 
 KEY_VARIABLE = "MTRL_POLICY_TOKEN"
 """The environment variable with the endpoint's key, which frameworks take keys from."""
@@ -74,7 +73,7 @@ class ModelEndpoint:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
                 length = int(headers.get("content-length", "0"))
-                if not 0 <= length <= MAX_LINE_BYTES:
+                if not 0 <= length <= MAX_BODY_BYTES:
                     break
                 status, answer = await self._answer(head[0], headers, await reader.readexactly(length))
                 body = json.dumps(answer).encode()
@@ -394,13 +393,8 @@ class ConversationHost:
         return {"ended": self.adapter.describe(conversation.result)}
 
 
-MAX_LINE_BYTES = 64 * 2**20
-"""The longest request, which ends the process if it is longer; and the longest answer."""
 EXIT_S = 5.0
 """How long environments may take to close once the trainer has gone."""
-MARK = "MTRL_ENVIRONMENT_HOST"
-"""The environment variable by which all processes of one host are found."""
-KILL_ROUNDS = 5
 
 
 class HostError(Exception):
@@ -420,146 +414,64 @@ def import_framework(name: str) -> Any:
         raise HostError(f"{sys.executable} has no {name} ({error})", remedy) from error
 
 
-class Wire:
-    """The lines to and from the trainer. Whatever else is printed to standard output goes to standard error."""
-
-    def __init__(self) -> None:
-        self._input = os.fdopen(os.dup(0), "rb")
-        self._output = os.dup(1)
-        os.dup2(2, 1)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-
-    def receive(self) -> dict[str, Any] | None:
-        """The next request; None if the trainer has gone."""
-        line = self._input.readline(MAX_LINE_BYTES)
-        if not line.endswith(b"\n"):
-            return None
-        request: dict[str, Any] = json.loads(line)
-        return request
-
-    def send(self, id: int, **answer: Any) -> None:
-        """Sends one answer; what JSON lacks is sent as text. One that is too long costs its own request."""
-        line = json.dumps({"id": id, **answer}, default=str).encode() + b"\n"
-        if len(line) > MAX_LINE_BYTES:
-            problem = f"an answer of {len(line) >> 20} MB is too long; {MAX_LINE_BYTES >> 20} MB are the most"
-            line = json.dumps({"id": id, "error": {"problem": problem, "remedy": ""}}).encode() + b"\n"
-        left = memoryview(line)
-        while left:
-            left = left[os.write(self._output, left) :]
-
-    def send_error(self, id: int, error: BaseException) -> None:
-        """Sends why a request failed; the traceback goes to standard error."""
-        if not isinstance(error, HostError):
-            traceback.print_exception(error)
-        problem = str(error) if isinstance(error, HostError) else f"{type(error).__name__}: {error}"
-        self.send(id, error={"problem": problem[:4000], "remedy": getattr(error, "remedy", "")})
+def describe_problem(error: BaseException) -> tuple[str, str]:
+    """Why a request failed, and the remedy; the traceback goes to standard error."""
+    if isinstance(error, HostError):
+        return str(error), error.remedy
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}", ""
 
 
-def load_file(name: str, file: Path) -> ModuleType:
-    """Imports a file as a module of its own, without its folder on the path."""
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise HostError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def main() -> None:
-    """Loads the environment and serves requests until standard input ends."""
-    adapter_file = Path(sys.argv[1])
+def serve(adapter_file: str) -> None:
+    """Loads the environment and serves requests until the trainer is gone."""
     here = os.getcwd()
-    sys.path[0] = here  # Instead of this file's folder, whose modules are none of the environment's.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))  # For its children.
-    sys.modules["host_server"] = sys.modules["__main__"]
-    wire = Wire()
-    request = wire.receive()
-    if request is None:
+    wire = Wire.claim()
+    message = wire.receive()
+    if message is None:
         return
+    number, request = message[0], json.loads(message[1])
     try:
         endpoint = ModelEndpoint()
         adapter = load_file("host_adapter", adapter_file).load(request["environment"], request["args"], endpoint)
     except BaseException as error:  # boundary: the environment's own code; a script may exit
-        wire.send_error(request["id"], error)
+        wire.send_problem(number, *describe_problem(error))
         raise SystemExit(1) from error
     try:
-        asyncio.run(_serve(wire, request["id"], adapter, endpoint))
+        asyncio.run(_serve(wire, number, adapter, endpoint))
     finally:
-        end_process(0)  # Threads of an environment may never end.
+        os._exit(0)  # Threads of an environment may never end.
 
 
-async def _serve(wire: Wire, id: int, adapter: Any, endpoint: Any) -> None:
+async def _serve(wire: Wire, number: int, adapter: Any, endpoint: Any) -> None:
     is_episodic = hasattr(adapter, "make")
     host = EpisodeHost(adapter) if is_episodic else ConversationHost(adapter, endpoint)
     loop, stopped, tasks = asyncio.get_running_loop(), asyncio.Event(), set[asyncio.Task[None]]()
 
-    def accept(request: dict[str, Any]) -> None:
-        task = loop.create_task(_handle(wire, host, request))
+    def accept(number: int, request: dict[str, Any]) -> None:
+        task = loop.create_task(_handle(wire, host, number, request))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     def read() -> None:
         try:
-            while (request := wire.receive()) is not None:
-                loop.call_soon_threadsafe(accept, request)
+            while (message := wire.receive()) is not None:
+                loop.call_soon_threadsafe(accept, message[0], json.loads(message[1]))
             loop.call_soon_threadsafe(stopped.set)
         finally:
             time.sleep(EXIT_S)
-            end_process(1)  # Whatever the environment is doing.
+            os._exit(1)  # Whatever the environment is doing.
 
     async with endpoint, contextlib.nullcontext() if is_episodic else adapter:
-        wire.send(id, ok=adapter.about())
+        wire.send_value(number, adapter.about())
         threading.Thread(target=read, daemon=True).start()
         await stopped.wait()
         await host.close_all()
 
 
-async def _handle(wire: Wire, host: Any, request: Mapping[str, Any]) -> None:
+async def _handle(wire: Wire, host: Any, number: int, request: dict[str, Any]) -> None:
     """Serves one request."""
-    fields = {name: value for name, value in request.items() if name not in ("id", "do")}
     try:
-        wire.send(request["id"], ok=await host.operations[request["do"]](**fields))
+        wire.send_value(number, await host.operations[request.pop("do")](**request))
     except Exception as error:  # boundary: an environment may raise anything
-        wire.send_error(request["id"], error)
-
-
-def kill_marked(mark: str) -> None:
-    """Kills the other processes whose environment variables have a mark: what was started in sessions of its own.
-
-    Where there is no /proc, none is found.
-    """
-    entry = f"{MARK}={mark}".encode()
-    for _ in range(KILL_ROUNDS):  # One may start another one meanwhile.
-        names = os.listdir("/proc") if os.path.isdir("/proc/self") else []
-        others = (name for name in names if name.isdigit() and int(name) != os.getpid())
-        found = [int(name) for name in others if entry in _read_variables(name)]
-        for process in found:
-            with contextlib.suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-        if not found:
-            return
-
-
-def _read_variables(process: str) -> list[bytes]:
-    """A process's environment variables; none of one that has ended or is not ours."""
-    try:
-        with open(f"/proc/{process}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
-
-
-def end_process(code: int) -> None:
-    """Ends this process at once, whatever its threads do, with the processes that an environment started."""
-    if mark := os.environ.get(MARK):
-        kill_marked(mark)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    main()
+        wire.send_problem(number, *describe_problem(error))

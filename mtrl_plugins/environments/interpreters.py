@@ -9,15 +9,18 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
+from subprocess import PIPE, STDOUT
+from typing import Any, cast
 
 from gateway.errors import ConfigError
+from gateway.process.spawn import CommandError, kill_group, run_command, spawn
 
 RELEASES: Mapping[str, tuple[str, ...]] = {
     "gymnasium": ("gymnasium==1.4.0",),
@@ -177,14 +180,15 @@ def _find_python(python: str) -> tuple[str, str]:
     path = shutil.which(os.path.expanduser(python)) or ""
     code = "import platform, venv; print(platform.python_version())"
     try:
-        command = [path, "-I", "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PYTHON_S, check=True)  # noqa: S603
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = "there is none" if not path else getattr(error, "stderr", "") or type(error).__name__
+        done = run_command([path, "-I", "-c", code], PYTHON_S)
+        if done.status:
+            raise CommandError(done.error_text or f"it ended with status {done.status}")
+    except OSError as error:
+        reason = str(error) if path else "there is none"
         remedy = "name one with its venv module, such as python3.12 or /usr/bin/python3.12"
         problem = f"{python!r} is no Python to be used ({reason.strip()[-200:]})"
         raise ConfigError(problem, field="--python", remedy=remedy) from error
-    return os.path.abspath(path), done.stdout.strip()
+    return os.path.abspath(path), done.text.strip()
 
 
 def remove_interpreter(framework: str) -> bool:
@@ -217,13 +221,12 @@ def _run(command: Sequence[str], framework: str, show: Show) -> None:
     lines: list[str] = []
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
     variables |= {"PIP_NO_INPUT": "1", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(  # noqa: S603 - a list, without a shell
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=variables
-    ) as process:
-        deadline = threading.Timer(INSTALL_S, process.kill)
+    process = spawn(command, stdout=PIPE, stderr=STDOUT, env=variables)
+    with process, TextIOWrapper(BufferedReader(cast("Any", process.stdout)), errors="replace") as printed:
+        deadline = threading.Timer(INSTALL_S, kill_group, [process.pid])
         deadline.start()
         try:
-            for line in process.stdout or ():
+            for line in printed:
                 lines.append(line.rstrip())
                 if line.startswith(RETRYING):
                     show("the package index does not answer; pip tries again")
@@ -231,7 +234,7 @@ def _run(command: Sequence[str], framework: str, show: Show) -> None:
                     show(line.strip())
             code = process.wait()
         except BaseException:
-            process.kill()
+            kill_group(process.pid)
             raise
         finally:
             deadline.cancel()

@@ -18,10 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gateway.process.child_entry import load_file
+
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_server import GlobalRandom, HostError, import_framework, load_file
+    from mtrl_plugins.environments.host_server import GlobalRandom, HostError, import_framework
 else:
-    from host_server import GlobalRandom, HostError, import_framework, load_file
+    from host_server import GlobalRandom, HostError, import_framework
 
 MAX_PLAYERS = 15
 """The most players that are tried to find the fewest that a game takes."""

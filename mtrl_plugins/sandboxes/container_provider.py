@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shlex
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -17,15 +16,16 @@ import anyio
 from anyio import to_thread
 
 from gateway.errors import Unavailable
-from gateway.mcp_client.reaper import Reaper
-from gateway.sandbox import command_server, host_proxy, interpreter_process, proxy_listener
+from gateway.process.reaper import Reaper
+from gateway.process.spawn import run_command
+from gateway.sandbox import host_proxy, proxy_listener
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import OPEN_FILES
 from gateway.sandbox.cgroups import OWN_PROCESSES, Cgroup
 from gateway.sandbox.confined_process import SIGNAL_CODES, ConfinedProcess, SandboxEnded, SandboxKilled
 from gateway.sandbox.disk_watch import DISK_WATCH, WatchedDisk
 from gateway.sandbox.host_proxy import HostProxy, open_proxy
-from gateway.sandbox.provider import ENVIRONMENT, LocalSandbox
+from gateway.sandbox.provider import ENVIRONMENT, SCRIPTS, LocalSandbox
 from gateway.sandbox.sandbox_layout import MEMORY_FOLDERS, ROLLOUT
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandboxed_command import SandboxedCommand
@@ -34,7 +34,8 @@ from mtrl_plugins.sandboxes.settings import ContainerSettings
 log = logging.getLogger(__name__)
 
 PREFIX = "mtrl-sandbox-"
-SCRIPTS = {f"/mtrl/{Path(file).name}": file for file in (command_server.__file__, interpreter_process.__file__)}
+ENTRY, COMMAND_SERVER, INTERPRETER = INSIDE = tuple(f"/mtrl/{Path(file).name}" for file in SCRIPTS)
+"""Where scripts are inside."""
 LISTENER = "/mtrl/proxy_listener.py"
 NOBODY = "65534:65534"
 ENGINE_FAILURES = frozenset((125, 126, 127))
@@ -61,7 +62,7 @@ class ContainerProvider:
             await process.ask(json.dumps({"do": "env", "env": _environment(settings)}).encode(), START_S)
         except (SandboxEnded, SandboxKilled) as error:
             raise Unavailable(f"a container did not start: {error}") from error
-        return LocalSandbox(process, (self._container.python, "-B", "-u", "/mtrl/interpreter_process.py"))
+        return LocalSandbox(process, (self._container.python, "-B", "-u", ENTRY, f"{INTERPRETER}:serve"))
 
 
 @asynccontextmanager
@@ -98,7 +99,7 @@ def _command(container: ContainerSettings, proxy: HostProxy | None) -> Iterator[
     python = (container.python, "-I", "-S", "-B")
     if proxy is not None:
         yield from (*python, LISTENER, host_proxy.INSIDE, str(host_proxy.PORT))
-    yield from (*python, "/mtrl/command_server.py")
+    yield from (*python, ENTRY, f"{COMMAND_SERVER}:serve")
 
 
 def _environment(settings: SandboxSettings) -> dict[str, str]:
@@ -125,7 +126,7 @@ def _options(settings: SandboxSettings, name: str, proxy: HostProxy | None) -> I
     for folder in MEMORY_FOLDERS:
         yield f"--tmpfs={folder}:rw,exec,mode=1777,size={settings.disk_mb}m"
     yield f"--env=HOME={ROLLOUT}"
-    readable = {**SCRIPTS, **{str(path): str(path) for path in settings.readable}}
+    readable = {**dict(zip(INSIDE, SCRIPTS, strict=True)), **{str(path): str(path) for path in settings.readable}}
     if proxy is not None:
         readable |= {LISTENER: proxy_listener.__file__}
         yield f"--volume={proxy.socket_file}:{host_proxy.INSIDE}"
@@ -138,27 +139,20 @@ def _options(settings: SandboxSettings, name: str, proxy: HostProxy | None) -> I
 def _run_quietly(words: tuple[str, ...]) -> bool:
     """Runs a command of the engine; whether it did what it should."""
     try:
-        done = subprocess.run(words, capture_output=True, timeout=REMOVE_S, check=False)  # noqa: S603 - the engine
-    except (OSError, subprocess.SubprocessError) as error:
+        return run_command(words, REMOVE_S).status == 0
+    except OSError as error:
         log.error("%s failed: %s", " ".join(words), error)
         return False
-    return done.returncode == 0
 
 
 def find_container_problem(container: ContainerSettings) -> str | None:
     """Why containers cannot be started, with what to do; None if they can."""
     engine = tuple(shlex.split(container.engine))
     try:
-        done = subprocess.run(  # noqa: S603 - the engine
-            (*engine, "image", "inspect", "--format={{.Id}}", container.image),
-            capture_output=True,
-            text=True,
-            timeout=ASK_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        done = run_command((*engine, "image", "inspect", "--format={{.Id}}", container.image), ASK_S)
+    except OSError as error:
         return f"{container.engine} does not run: {error}\n  remedy: install Podman or Docker, or correct `engine`"
-    if done.returncode == 0:
+    if done.status == 0:
         return None
-    problem = f"{container.engine} has no image {container.image}: {done.stderr.strip()[-300:]}"
+    problem = f"{container.engine} has no image {container.image}: {done.error_text[-300:]}"
     return f"{problem}\n  remedy: {container.engine} pull {container.image}"

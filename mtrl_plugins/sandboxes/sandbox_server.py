@@ -31,7 +31,7 @@ from gateway.http.uvicorn_server import (
     stop_on_signals,
 )
 from gateway.large_json import is_large, run_beside
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.heartbeats import BEATS_PER_LEASE
 from gateway.sandbox.host_rules import HostRules

@@ -12,7 +12,7 @@ from gateway.config.base import rule_error
 from gateway.sandbox.provider_settings import ProviderSettings
 
 if TYPE_CHECKING:
-    from gateway.mcp_client.reaper import Reaper
+    from gateway.process.reaper import Reaper
     from gateway.sandbox.provider import SandboxProvider
 
 

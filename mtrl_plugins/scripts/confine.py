@@ -10,8 +10,6 @@ import json
 import os
 import select
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,8 +18,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
+from subprocess import DEVNULL, TimeoutExpired
 from typing import IO
 
+from gateway.process.spawn import StartOptions, end_process, run_command, spawn
 from gateway.sandbox import namespaces
 from gateway.sandbox.child_limits import NOBODY
 from mtrl_plugins.scripts import stubs
@@ -30,6 +30,8 @@ SYSTEM_PATH = "/usr/bin:/bin"
 BIN = "/mtrl/bin"
 DEADLINE_S = 10.0
 """Seconds until all processes of a script are killed."""
+LIST_S = 30.0
+"""Seconds in which `ldd` lists libraries."""
 KILL_S = 10.0
 """Seconds in which killed processes end."""
 MAX_OUTPUT_BYTES = 4 * 2**20
@@ -85,7 +87,7 @@ def system_files() -> tuple[tuple[str, str], ...]:
     found["/bin/bash"] = found[f"{BIN}/bash"] = shutil.which("bash", path=SYSTEM_PATH)
     programs = {inside: os.path.realpath(file) for inside, file in found.items() if file is not None}
     words = [shutil.which("ldd", path=SYSTEM_PATH) or "", *sorted(set(programs.values()))]
-    listed = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30).stdout  # noqa: S603 - ours
+    listed = run_command(words, LIST_S).text
     libraries = {word for line in listed.splitlines() for word in line.split() if line[:1].isspace() and word[0] == "/"}
     return (*programs.items(), *((library, os.path.realpath(library)) for library in sorted(libraries)))
 
@@ -108,7 +110,7 @@ def _works(start: Callable[[Jail, float], Ended]) -> bool:
     """True if a script inside records its command, and neither reads a file outside nor sees its processes."""
     script = f'[[ ! -e {sys.executable} && ! -e /etc/passwd ]] && cat "$0" | (read -r x; probe "${{x:0:1}}")'
     files = {"/mtrl/script": script, f"{BIN}/probe": '#!/bin/bash -p\nprintf "%s" "$1" >&200\n'}
-    with suppress(OSError, subprocess.SubprocessError):  # No `bwrap`, no `ldd`, no `bash`.
+    with suppress(OSError):  # No `bwrap`, no `ldd`, no `bash`.
         jail = Jail(["/mtrl/script"], TEMPORARY, files, {}, {"PATH": BIN, "HOME": TEMPORARY}, dict(system_files()))
         return start(jail, DEADLINE_S).records == b"["
     return False
@@ -164,32 +166,28 @@ def _run(
     as_nobody: bool = False,
 ) -> Ended:
     """Runs a command whose output goes into files, and kills its process group in the end."""
-    root = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if as_nobody and os.geteuid() == 0 else {}
-    timed_out = False
     alive, held = os.pipe()
     with tempfile.TemporaryFile() as records, tempfile.TemporaryFile() as messages, open(alive, "rb", 0) as alive_pipe:
         try:
-            process = subprocess.Popen(  # noqa: S603 - bubblewrap or our own interpreter
-                words,
-                stdin=stdin if stdin is not None else subprocess.DEVNULL,
+            options = StartOptions(
+                stdin=stdin if stdin is not None else DEVNULL,
                 stdout=records,
                 stderr=messages,
                 cwd="/",
                 env={"PATH": SYSTEM_PATH},
                 pass_fds=(*descriptors, held),
-                start_new_session=True,
-                **root,  # type: ignore[call-overload]
             )
+            if as_nobody and os.geteuid() == 0:
+                options["user"] = NOBODY
+            process = spawn(words, **options)
         finally:
             os.close(held)
         try:
-            process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+            with suppress(TimeoutExpired):
+                process.wait(deadline_s)
+            timed_out = process.poll() is None
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            end_process(process, 0.0)
             _wait_until_closed(alive_pipe)
         return Ended(_read_start(records), _read_start(messages).decode(errors="replace"), timed_out)
 

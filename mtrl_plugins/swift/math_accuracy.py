@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import select
-import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from threading import Lock
 
 from gateway.errors import ConfigError
+from gateway.process.pipe_process import ProcessEnded
+from gateway.process.request_process import RequestProcess, RequestRefused
 
-WORKER = ("-m", "mtrl_plugins.swift.math_worker")
+WORKER = ("-m", "gateway.process.child_entry", "mtrl_plugins.swift.math_worker:serve")
 START_S = 60.0
 """Seconds in which a new process must give its first answer; it imports `math_verify` first."""
 COMPARE_S = 15.0
@@ -26,7 +26,7 @@ class AnswerComparer:
             remedy = "run `pip install 'mtrl-rl[math]'`, or name your own reward function"
             raise ConfigError("`accuracy` needs math_verify, which is not installed", remedy=remedy)
         self._lock = Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: RequestProcess | None = None
 
     def compare(self, text: str, solution: str) -> float:
         """1 if the text's answer equals the solution, else 0."""
@@ -41,38 +41,23 @@ class AnswerComparer:
         """Ends the process."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.communicate()
+            process.stop(0.0)
 
     def __del__(self) -> None:
         if "_process" in self.__dict__:
             self.close()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> RequestProcess:
         """Starts the process. Raises RuntimeError if it cannot compare: that is not the policy's fault."""
-        self._process = process = subprocess.Popen(  # noqa: S603 - a fixed command
-            [sys.executable, *WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            bufsize=1,
-            start_new_session=True,  # Ctrl-C is for the run.
-        )
+        self._process = process = RequestProcess([sys.executable, *WORKER])
         if _request(process, r"\boxed{1}", "1", START_S) != 1.0:
             self.close()
             raise RuntimeError("the process that compares answers by math_verify does not work")
         return process
 
 
-def _request(process: subprocess.Popen[str], text: str, solution: str, timeout_s: float) -> float | None:
+def _request(process: RequestProcess, text: str, solution: str, timeout_s: float) -> float | None:
     """The worker's reply; None if it gave none in time or ended."""
-    if process.stdin is None or process.stdout is None:
-        return None
-    try:
-        process.stdin.write(f"{json.dumps([text, solution])}\n")
-    except OSError:
-        return None
-    ready, _, _ = select.select([process.stdout], [], [], timeout_s)
-    reply = process.stdout.readline() if ready else ""
-    return float(json.loads(reply)) if reply else None
+    with suppress(ProcessEnded, RequestRefused, TimeoutError):
+        return float(process.send([text, solution]).result(timeout_s))
+    return None

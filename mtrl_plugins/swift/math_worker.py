@@ -1,4 +1,4 @@
-"""Worker process that compares answers by `math_verify`: reads JSON lines `[text, solution]`, writes a reward for each.
+"""Worker process that compares answers by `math_verify`: each request is `[text, solution]`, its answer a reward.
 
 A process, because computing what a policy wrote can take forever within one C function (`9^{9^{9^9}}`), and because
 `math_verify`'s own deadlines need the main thread.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import resource
-import sys
 from importlib import import_module
 from typing import Any
+
+from gateway.process.child_entry import Wire
 
 MAX_CPU_S = 20
 """CPU seconds for one comparison, so that the process ends even if nobody is left to end it."""
@@ -53,15 +54,10 @@ def limit_resources() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + MAX_CPU_S, hard))
 
 
-def main() -> None:
-    """Answers until the other side closes the pipe."""
+def serve() -> None:
+    """Answers until the other side is gone."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    for line in sys.stdin:
+    wire = Wire.claim()
+    while (message := wire.receive()) is not None:
         limit_resources()
-        text, solution = json.loads(line)
-        sys.stdout.write(f"{json.dumps(compare(text, solution))}\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+        wire.send_value(message[0], compare(*json.loads(message[1])))

@@ -13,10 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from gateway.process.child_entry import load_file
+
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint, load_file
+    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint
 else:
-    from host_server import HostError, load_file
+    from host_server import HostError
 
 
 def load(environment: str, args: dict[str, Any], endpoint: ModelEndpoint) -> Any:

@@ -13,10 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
+from gateway.process.child_entry import load_file
+
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint, load_file
+    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint
 else:
-    from host_server import HostError, load_file
+    from host_server import HostError
 
 KEY_VARIABLE = "MTRL_POLICY_TOKEN"
 HARNESS = "mtrl_chat_harness"

@@ -23,8 +23,7 @@ import anyio
 from anyio.abc import Listener, SocketAttribute, SocketStream
 
 from gateway.errors import ConfigError, GatewayError
-from gateway.mcp_client.reaper import Reaper
-from gateway.mcp_client.supervised_process import SupervisedProcess, close_pipes
+from gateway.process.pipe_process import end_supervised, start_supervised
 from gateway.version import installed_version
 from mtrl_plugins.workers.line_channel import (
     MIN_TOKEN_LENGTH,
@@ -131,9 +130,7 @@ MAX_LOG_BYTES = 64 << 20
 class LocalWorker:
     """One worker of this machine."""
 
-    def __init__(
-        self, name: str, token: str, log_file: Path, reaper: Reaper, on_end: Callable[[LocalWorker], None]
-    ) -> None:
+    def __init__(self, name: str, token: str, log_file: Path, on_end: Callable[[LocalWorker], None]) -> None:
         """`on_end` is called whenever the process has ended, before it is started again."""
         self.name, self.token, self.log_file = name, token, log_file
         self.restarts, self.problem = 0, ""
@@ -142,7 +139,7 @@ class LocalWorker:
         self.is_ending = False
         self.delay_s = FIRST_DELAY_S
         """How long it waits before the next start."""
-        self._reaper, self._on_end = reaper, on_end
+        self._on_end = on_end
 
     async def keep_running(self, address: Address) -> None:
         """Starts the process, and again whenever it ends, until this is cancelled."""
@@ -161,7 +158,6 @@ class LocalWorker:
     async def _run_once(self, address: Address) -> None:
         """Runs the process until it ends or its connection is lost."""
         self.link = None
-        await self._reaper.start()
         try:
             log = _open_log(self.log_file)
         except OSError as error:
@@ -171,20 +167,17 @@ class LocalWorker:
             words = ("-m", "trainer.cli", "worker", "--connect", str(address), "--name", self.name, "--wait", "0")
             environment = {**os.environ, TOKEN_VARIABLE: self.token}
             try:
-                process = await SupervisedProcess.start(
-                    (sys.executable, *words), environment, None, self._reaper, stderr=log.fileno()
-                )
+                process = await start_supervised((sys.executable, *words), env=environment, stdout=log, stderr=log)
             except OSError as error:
                 self.problem = f"{sys.executable} cannot be started ({error.strerror})"
                 return
         try:
-            while process.process.returncode is None and not (self.link and self.link.ended.is_set()):  # noqa: ASYNC110
+            while process.exit_code is None and not (self.link and self.link.ended.is_set()):  # noqa: ASYNC110
                 await anyio.sleep(POLL_S)
         finally:
             has_ended = self.is_ending or (self.link is not None and self.link.has_ended_itself)
-            await process.end(GRACE_S, first_s=GRACE_S if has_ended else 0.0)
-            close_pipes(process.process)
-        self.problem = self._describe_end(process.process.returncode)
+            await end_supervised(process, GRACE_S, first_s=GRACE_S if has_ended else 0.0)
+        self.problem = self._describe_end(process.exit_code)
 
     def _describe_end(self, code: int | None) -> str:
         """Why the process ended, as it said itself or as the system says."""
@@ -246,10 +239,9 @@ class WorkerPool:
         self._is_last, self._is_over = is_last, False
         self._job, self._engine, self._log = job, engine, log
         self._token, self._placed = read_worker_token(settings), find_placed_workers(settings)
-        self._reaper = Reaper()
         self._local_token = secrets.token_urlsafe(24)
         self._locals = {
-            name: LocalWorker(name, self._local_token, folder / f"{name}.log", self._reaper, self._on_local_end)
+            name: LocalWorker(name, self._local_token, folder / f"{name}.log", self._on_local_end)
             for name in map("worker-{}".format, range(0 if self._placed else settings.workers))
         }
         self._links: list[WorkerLink] = []
@@ -295,7 +287,6 @@ class WorkerPool:
         return metrics
 
     async def __aenter__(self) -> Self:
-        self._stack.push_async_callback(self._reaper.stop)
         try:
             await self._stack.enter_async_context(self._tasks)
             self._stack.push_async_callback(self._end_all)

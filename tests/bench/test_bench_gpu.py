@@ -1,35 +1,86 @@
-"""Tests of the GPU benchmark that need no GPU: its table, bars, FLOPs and part of the results page."""
+"""Tests of the GPU benchmark that need no GPU: its parts' processes, its table, its batch and its FLOPs."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench import gpu, gpu_flops, gpu_table
+from bench import gpu, gpu_flops, gpu_table, gpu_workload
 from tests.trainer.policy.tiny_policies import tiny_model
 from trainer.algorithms.packing import BatchRow
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 
-ABOUT = {"date": "2026-11-22", "device": "an imaginary GPU", "versions": "Python 3.11"}
+LINES = [
+    {"about": {"date": "2026-11-22", "device": "an imaginary GPU"}, "at_s": 0.0},
+    {"part": "update 0.5B", "process": 7, "at_s": 1.0},
+    {"part": "update 0.5B", "figure": "update", "value": 12345.6, "unit": "tokens/s", "micro_batch": 8192, "at_s": 2.0},
+    {"part": "update 0.5B", "figure": "update", "skipped": "no | kernel", "kernel": "cudnn", "at_s": 2.5},
+    {"part": "update 0.5B", "failed": "ended with -9: ", "at_s": 3.0},
+]
 
 
-def make_results(greedy: float = 0.9, of_plain: float = 0.95) -> dict[str, Any]:
-    shape = {"rollout_tokens_per_s": 12345.6, "of_plain": of_plain, "share_of_peak": None}
-    results = {"about": ABOUT, "small": False, "default job": {"greedy": greedy}}
-    results |= {"Qwen2.5-0.5B": shape, "Qwen2.5-1.5B": dict(shape, of_plain=1.0)}
-    return results | {"bars": gpu_table.check_bars(results)}
+def test_figures_of_a_part_that_failed_stand_in_the_table_with_what_is_missing_and_why() -> None:
+    text = gpu_table.format_figures(LINES)
+    assert "| update 0.5B | update (micro batch 8192) | 12,346 tokens/s |" in text
+    assert "| update 0.5B | update (kernel cudnn) | no \\| kernel |" in text
+    assert "| update 0.5B | the rest | ended with -9: |" in text
 
 
-@pytest.mark.parametrize("less", [{"greedy": 0.89}, {"of_plain": 0.949}])
-def test_a_missed_bar_is_shown_and_fails_the_run(less: dict[str, float], tmp_path: Path) -> None:
-    results = make_results(**less)
-    assert gpu_table.format_results(results).count("**missed**") == 1
-    bench = gpu.GpuBench(False, (), None, tmp_path)
-    bench.results = results
-    assert not bench.meets_bars
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[gpu.Bench]:
+    """A benchmark of parts that are small scripts."""
+    with (tmp_path / "gpu.jsonl").open("w") as file:
+        yield gpu.Bench(gpu.parse_arguments(["--budget", "60"]), tmp_path, file)
+
+
+def script_part(monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str], deadline_s: float = 30) -> list[gpu.Part]:
+    """Parts that run these scripts."""
+    monkeypatch.setattr(gpu.Bench, "_command", lambda self, part, url: [sys.executable, "-uc", scripts[part.run]])
+    return [gpu.Part(name, name, 0, deadline_s) for name in scripts]
+
+
+FIGURE = "import json; print('noise'); print(json.dumps({'figure': 'x', 'value': 1, 'unit': 's'}))\n"
+
+
+async def test_a_part_that_fails_hangs_or_is_cut_off_costs_no_figure_that_was_told(
+    bench: gpu.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scripts = {
+        "good": FIGURE,
+        "raises": FIGURE + "raise SystemExit('no kernel image')",
+        "hangs": FIGURE + "import time; time.sleep(1000)",
+        "half a line": FIGURE + "import sys; sys.stdout.write('{\"figure\": ')",
+    }
+    await bench.run(script_part(monkeypatch, scripts, deadline_s=5))
+    lines = gpu.read_lines(tmp_path / "gpu.jsonl")
+    assert [line["part"] for line in lines if "value" in line] == list(scripts)
+    assert bench.failed == ["raises", "hangs"]
+    failed = {line["part"]: line["failed"] for line in lines if "failed" in line}
+    assert "no kernel image" in failed["raises"] and "ended after its 5 s" in failed["hangs"]
+
+
+async def test_a_part_that_no_longer_fits_the_budget_is_skipped_with_the_reason(
+    bench: gpu.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (part,) = script_part(monkeypatch, {"long": FIGURE})
+    await bench.run([replace(part, takes_s=61)])
+    (line,) = gpu.read_lines(tmp_path / "gpu.jsonl")
+    assert line["skipped"] == "the budget of 60 s is spent"
+
+
+def test_a_batch_has_shared_prompts_and_a_lesson_in_each_group() -> None:
+    shape = gpu_workload.SHAPES["tiny"]
+    batch = gpu_workload.make_batch(shape)
+    assert len(batch.sequences) == shape.groups * shape.siblings
+    for group in range(shape.groups):
+        members = [number for number, of in enumerate(batch.groups) if of == group]
+        assert len({tuple(batch.sequences[number].ids[: shape.prompt]) for number in members}) == 1
+        assert len({batch.rewards[number] for number in members}) == 2
 
 
 def make_row(ids: list[int], shared: int = 2) -> BatchRow:

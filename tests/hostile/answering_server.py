@@ -21,6 +21,18 @@ def result(id: Any, inner: bytes) -> bytes:
     return head + inner + b"}}"
 
 
+def compact(id: Any) -> bytes:
+    return result(id, b'{"a":1}')
+
+
+def long_error(id: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": id, "error": {"code": -32000, "message": "x" * 12_000_000}}).encode()
+
+
+def flood(id: Any) -> bytes:
+    return b'{"jsonrpc":"2.0","method":"notifications/x"}\n' * 50_000 + compact(id)
+
+
 def batch(id: Any) -> bytes:
     note = b'{"jsonrpc":"2.0","method":"notifications/x"}'
     return b"[" + b",".join([note] * 300_000) + b"]"
@@ -45,7 +57,18 @@ ANSWERS: dict[str, Callable[[Any], bytes]] = {
         b'[12:00] {"id": started\n{INFO} caf\xe9\n{"level": "info", "msg": \n{"jsonrpc":"2.0","method":"x\n'
         + result(id, b'{"a":1}')
     ),
-    "fine": lambda id: result(id, b'{"a":1}'),
+    "pretty": lambda id: json.dumps(json.loads(compact(id)), indent=2).encode(),
+    "bom": lambda id: b"\xef\xbb\xbf" + compact(id),
+    "utf16": lambda id: compact(id).decode().encode("utf-16"),
+    "lsp": lambda id: b"Content-Length: 99\r\n\r",
+    "whole_float_id": lambda id: compact(float(id)),
+    "float_id": lambda id: compact(id + 0.5),
+    "null_id": lambda id: b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"no such thing"}}',
+    "other_id": lambda id: compact(id + 1000),
+    "next_id": lambda id: compact(id + 1),
+    "long_error": long_error,
+    "flood": flood,
+    "fine": compact,
 }
 
 
@@ -59,7 +82,8 @@ def answer(message: dict[str, Any]) -> bytes | None:
         value: Any = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
     elif method == "tools/list":
         schema = {"type": "object", "properties": {}}
-        value = {"tools": [{"name": name, "inputSchema": schema} for name in (*ANSWERS, *ENDS)]}
+        more = (f"more_{number}" for number in range(int(os.environ.get("MORE_TOOLS", "0"))))
+        value = {"tools": [{"name": name, "inputSchema": schema} for name in (*ANSWERS, *ENDS, *more)]}
     elif method == "tools/call":
         name = message["params"]["name"]
         if name in ENDS:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
-from gateway.types import Outcome
-from tests.hostile.injector import PATIENCE_S, answering_toolset, call_answering
+from gateway.config.models import Limits
+from gateway.limits import LimitedToolset
+from gateway.mcp_client.listing import MAX_TOOLS
+from gateway.types import Outcome, Task, ToolCall, ToolResult
+from tests.hostile.injector import PATIENCE_S, Entered, answering_toolset, call_answering
 from tests.mcp_client.mcp_toolsets import call_tool
 
 TRANSPORTS = ("stdio", "http", "events")
@@ -17,7 +21,16 @@ UNREADABLE = {
     "torn": "not usable JSON",
 }
 """What misbehaves, with the reason of the error."""
-READABLE = ("keys", "escapes", "spaces", "huge_fraction", "fine")
+READABLE = ("keys", "escapes", "spaces", "huge_fraction", "bom", "whole_float_id", "fine")
+NOT_TAKEN = {
+    "pretty": "cannot be read: its JSON is spread over several lines",
+    "utf16": "cannot be read: it is UTF-16",
+    "lsp": "cannot be read: it has Content-Length headers",
+    "float_id": "cannot be read: it answers with the id",
+    "null_id": "its error says: no such thing",
+    "flood": "the gateway is behind",
+}
+"""What is no answer in time, with what is said in place of silence."""
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -26,6 +39,53 @@ async def test_unreadable_answer_is_an_error_at_once(trick: str, transport: str)
     result, meanwhile = await call_answering(transport, trick, timeout_s=PATIENCE_S)
     assert result.outcome is Outcome.ERROR
     assert UNREADABLE[trick] in (result.reason or "")
+    meanwhile.assert_undisturbed()
+
+
+@pytest.mark.parametrize("trick", NOT_TAKEN)
+async def test_server_that_spoke_is_not_called_silent_and_not_restarted(trick: str) -> None:
+    async with answering_toolset("stdio", ping_timeout_s=0.2, timeouts_in_a_row=2) as server:
+        limited = LimitedToolset(Entered(server), Limits(timeout_s=0.5))
+        async with limited.open(Task()) as session:
+            for _ in range(3):
+                late = await session.call(ToolCall("1", trick, "{}"))
+                assert late.outcome is Outcome.TIMEOUT and NOT_TAKEN[trick] in (late.reason or "")
+            assert server.status.reconnects == 0
+
+
+async def test_answer_to_another_request_is_taken_from_no_post() -> None:
+    async with answering_toolset("http") as server:
+        assert "that of the request" in ((await call_tool(server, "other_id")).reason or "")
+        async with anyio.create_task_group() as tasks:
+            forged, results = [], []
+
+            async def call(trick: str, into: list[ToolResult]) -> None:
+                into.append(await call_tool(server, trick))
+
+            for _ in range(4):
+                tasks.start_soon(call, "next_id", forged)
+                tasks.start_soon(call, "fine", results)
+        assert {result.outcome for result in forged} == {Outcome.ERROR}
+        assert {result.outcome for result in results} == {Outcome.OK}
+
+
+async def test_tools_beyond_the_limits_of_a_page_are_quarantined_and_the_rest_works() -> None:
+    async with answering_toolset("stdio", env={"MORE_TOOLS": "30000"}) as server:
+        assert "`result_values`" in server.status.quarantined["(listing)"]
+        assert len(server.specs) == MAX_TOOLS
+        assert (await call_tool(server, "fine")).outcome is Outcome.OK
+
+
+async def test_limit_on_values_is_that_of_the_settings() -> None:
+    async with answering_toolset("stdio", result_values=20) as server:
+        assert "more than 20 values (`result_values`)" in ((await call_tool(server, "keys")).reason or "")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_long_error_text_is_cut(transport: str) -> None:
+    result, meanwhile = await call_answering(transport, "long_error", timeout_s=PATIENCE_S)
+    assert result.outcome is Outcome.ERROR and "(12000000 characters)" in (result.reason or "")
+    assert len(result.reason or "") < 20_000
     meanwhile.assert_undisturbed()
 
 

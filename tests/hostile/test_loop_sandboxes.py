@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from gateway.http.settings import Settings
 from gateway.http.uvicorn_server import StopSignal
 from gateway.loop_watchdog import LoopWatchdog
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.sandbox.choose_provider import choose_provider
 from gateway.sandbox.large_messages import PIECE_BYTES
 from gateway.sandbox.provider import Sandbox, opened

@@ -49,6 +49,14 @@ def test_events_do_not_depend_on_chunk_borders(data: list[str], step: int) -> No
     ]
 
 
+@given(st.sampled_from(["\n", "\r", "\r\n"]), st.integers(1, 7))
+def test_lines_of_events_end_with_any_line_end(end: str, step: int) -> None:
+    wire = "\ufeff" + end.join(["data: a", "data: b", "", ": comment", "id: 1", "data: c", "", ""])
+    data, events = wire.encode(), EventParser(10_000)
+    parsed = [event for at in range(0, len(data), step) for event in events.feed(data[at : at + step])]
+    assert parsed == [ServerSentEvent("message", b"a\nb", ""), ServerSentEvent("message", b"c", "1")]
+
+
 def test_event_size_is_bounded_over_all_its_lines() -> None:
     (event,) = EventParser(10).feed(b"data: 123456\ndata: 123456\n\n")
     assert isinstance(event.data, OversizedLine)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.types import Task, ToolCall
 from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset
 from tests.waiting import PATIENCE_S, wait_until

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -30,6 +31,12 @@ class Messages(Dispatcher):
 
     def __init__(self) -> None:
         self._put, self._messages = anyio.create_memory_object_stream[JSONRPCMessage](100)
+
+    is_reading = False
+    unreadable = ""
+
+    def note_unreadable(self, problem: str) -> None:
+        self.unreadable = problem
 
     async def receive(self, message: JSONRPCMessage) -> None:
         self._put.send_nowait(message)
@@ -86,6 +93,14 @@ async def connect_to_function(respond: Respond, max_bytes: int = 10_000) -> Asyn
 def event_stream(*events: str) -> httpx2.Response:
     content = "".join(f"{event}\n\n" for event in events).encode()
     return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=content)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_answer_that_is_compressed_in_spite_of_identity_is_told_as_that(kind: str) -> None:
+    headers = {"content-type": kind, "content-encoding": "gzip"}
+    async with connect_to_function(lambda _: httpx2.Response(200, headers=headers, content=gzip.compress(b"{}"))) as to:
+        message, _ = await to.request()
+        assert isinstance(message, JSONRPCError) and "compressed (gzip)" in message.error.message
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])

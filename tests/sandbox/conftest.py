@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.sandbox.provider import BubblewrapProvider
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset

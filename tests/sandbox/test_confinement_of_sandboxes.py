@@ -45,28 +45,29 @@ def test_gateway_that_is_not_roots_has_sandboxes_too() -> None:
 
 ATTACKS_OF_UNPRIVILEGED = """
 import ctypes, json, os, select, shutil, subprocess, sys, tempfile
-from gateway.sandbox import command_server
+from gateway.process.child_entry import HEADER, pack_header
+from gateway.sandbox.provider import SCRIPTS
 from gateway.sandbox.bubblewrap import Confined, SandboxSettings, open_command_line
 from tests.sandbox.attacks import ATTACKS
 place = tempfile.TemporaryDirectory(dir="/var/tmp")  # The checkout may be below a folder that is root's alone.
 os.chmod(place.name, 0o755)
-script = shutil.copy(command_server.__file__, place.name)
+entry, script, _ = scripts = [shutil.copy(file, place.name) for file in SCRIPTS]
 os.chown(place.name, 60600, 60600)
 os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 os.chdir("/")
 python = sys.argv[1]
-command = (python, "-I", "-S", "-B", script)
-with open_command_line(Confined(command, SandboxSettings(), (script,), is_first_process=True)) as line:
+command = (python, "-I", "-S", "-B", entry, f"{script}:serve")
+with open_command_line(Confined(command, SandboxSettings(), scripts, is_first_process=True)) as line:
     with subprocess.Popen(line.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         def receive():
-            return json.loads(server.stdout.read(int.from_bytes(server.stdout.read(8), "big")))
+            return json.loads(server.stdout.read(HEADER.unpack(server.stdout.read(HEADER.size))[1]))
         receive()
         for name in sys.argv[2:]:
             command = [python, "-c", ATTACKS[name].code.format(secret="/secret")]
             request = {"do": "run", "command": command, "stdin": "", "timeout_s": 60, "output_bytes": 9999}
             body = json.dumps(request).encode()
-            server.stdin.write(len(body).to_bytes(8, "big") + body)
+            server.stdin.write(pack_header(1, body) + body)
             server.stdin.flush()
             done = receive()
             print("held" if done["status"] == 1 and ATTACKS[name].reason in done["stderr"] else f"{name}: {done}")

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from gateway.errors import Unavailable
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.sandbox.provider import BubblewrapProvider, LocalSandbox
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates

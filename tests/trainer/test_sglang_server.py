@@ -46,9 +46,6 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
     def name(behaviour: str = "healthy") -> Path:
         monkeypatch.setenv(server_process.PYTHON_VARIABLE, str(stand_in(tmp_path, behaviour)))
-        monkeypatch.setattr(
-            "trainer.engine.sglang.server_process._STOP_TIMEOUT_S", 0.5
-        )  # its child never goes by itself
         return tmp_path / "logs" / "server.log"
 
     return name

@@ -144,9 +144,11 @@ def compute_loss(logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings:
     batch.check_finite("a new logprob of", logprobs_T.detach(), batch.trained_T)
     algorithm = ALGORITHMS[settings.name]
     objective = algorithm.objective(logprobs_T, batch, resolve_clip(settings))
-    weights_T = compute_importance_weights(batch, settings.mismatch)
-    losses_T = objective.losses_T * weights_T
-    metrics = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
+    losses_T, metrics = objective.losses_T, {}
+    if not algorithm.is_supervised:
+        weights_T = compute_importance_weights(batch, settings.mismatch)
+        losses_T = losses_T * weights_T
+        metrics = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
     if settings.kl.coefficient and not settings.kl.in_reward:
         kl_T = estimate_kl(logprobs_T, batch, settings.kl.estimator)
         losses_T = losses_T + settings.kl.coefficient * kl_T

@@ -1,4 +1,4 @@
-"""The RL algorithms by name, GRPO, Dr.GRPO, DAPO, RLOO, REINFORCE++, GSPO and CISPO: advantages, objective, clip."""
+"""The algorithms by name, GRPO, Dr.GRPO, DAPO, RLOO, REINFORCE++, GSPO, CISPO and SFT: advantages, objective, clip."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ class Algorithm:
     aggregate: Aggregation | int
     whiten: bool = False
     """Normalises the advantages of all tokens of a step to mean 0 and standard deviation 1."""
+    is_supervised: bool = False
+    """Learns what was written, whoever wrote it: logprobs at sampling play no part."""
 
 
 def compute_log_ratio(logprobs_T: Tensor, batch: Batch) -> Tensor:
@@ -177,5 +179,14 @@ REINFORCE_PP_BASELINE = Algorithm(
 )
 
 
-_ALL = (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, GSPO, CISPO)
+def supervised_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
+    """Computes the negative logprob, weighted by the reward: 1 for a trace."""
+    losses_T = torch.where(batch.trained_T, -logprobs_T * batch.advantages_T, 0)
+    return Objective(losses_T, torch.zeros_like(batch.trained_T))
+
+
+SFT = Algorithm("sft", keep_rewards, supervised_objective, Clip(0.2, 0.2), aggregate="token", is_supervised=True)
+
+
+_ALL = (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, GSPO, CISPO, SFT)
 ALGORITHMS: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _ALL}

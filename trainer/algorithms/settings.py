@@ -16,7 +16,7 @@ from pydantic import (
 
 from gateway.config.base import FrozenModel
 
-Name = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo"]
+Name = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "sft"]
 Aggregation = Literal["token", "sequence"]
 Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -99,7 +99,8 @@ class AlgorithmSettings(FrozenModel):
 
     name: Name = "grpo"
     """The algorithm: its advantages, objective, clip and aggregation. Other parts of a paper have settings of their
-    own: DAPO's dynamic sampling is `dynamic_sampling: true`, its length penalty is `overlong`, which needs a limit."""
+    own: DAPO's dynamic sampling is `dynamic: true`, its length penalty is `overlong`, which needs a limit. `sft` raises
+    the logprob of what was written, as far as it was rewarded; it is what `mtrl-train sft` learns traces with."""
     clip_low: Share | None = None
     """The importance ratio is clipped at 1 minus this."""
     clip_high: NonNegativeFloat | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -22,6 +22,7 @@ from trainer.cli.options import (
     TRAIN_OPTIONS,
     TRAIN_PANEL,
     RunFolder,
+    TrainOption,
     TrainOptions,
     app,
 )
@@ -123,37 +124,54 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
         if launch is not None and not dry_run:
             launch(*load(), TrainOptions(options | {"config": config}, ranks, resume, given_plugins))
             return
-        if is_other_rank() and not dry_run:
-            follow_and_exit(load)
-        settings, name = load()
-        # Errors in settings are reported before torch is imported, which is slow.
-        import anyio
-        from rich.console import Console
-
-        console = Console()
-        if dry_run:
-            from trainer.train.dry_run import dry_run as check
-
-            if not anyio.run(check, settings, console):
-                raise typer.Exit(1)
-            return
         company = [option for option in plugin_options if option.accompany]
-        if restarts_ranks(settings):
-            words = [*(["--verbose"] if verbose else []), *(option.name for option in company)]
-            train_with_restarts(settings, name, words, resume=resume)
-        end_with_parent()
-        from trainer.train.run_folder import choose_run_folder
+        with prepare_run(load, company, dry_run=dry_run, resume=resume, verbose=verbose) as run:
+            if run is not None:
+                run()
 
-        folder = choose_run_folder(settings, name, resume=resume)
-        console.print(f"the run is {folder}", markup=False, highlight=False)
-        with report_errors(stopped=partial(_describe_stop, folder)), ExitStack() as stack:
-            for option in company:
-                if option.accompany:
-                    stack.enter_context(option.accompany(folder.absolute()))
-            from trainer.train.start import train as run_training
 
-            anyio.run(partial(run_training, settings, folder, console, resume=resume))
-        _print_next_commands(folder, console)
+@contextmanager
+def prepare_run(
+    load: Callable[[], tuple[TrainSettings, str]],
+    company: Sequence[TrainOption] = (),
+    *,
+    dry_run: bool,
+    resume: bool = False,
+    verbose: bool = False,
+) -> Iterator[Callable[[], None] | None]:
+    """What trains the job whose settings and name are loaded, as the leader or as another rank; None if it was only to
+    be checked. Afterwards, prints the next commands."""
+    if is_other_rank() and not dry_run:
+        follow_and_exit(load)
+    settings, name = load()
+    # Errors in settings are reported before torch is imported, which is slow.
+    import anyio
+    from rich.console import Console
+
+    console = Console()
+    if dry_run:
+        from trainer.train.dry_run import dry_run as check
+
+        if not anyio.run(check, settings, console):
+            raise typer.Exit(1)
+        yield None
+        return
+    if restarts_ranks(settings):
+        words = [*(["--verbose"] if verbose else []), *(option.name for option in company)]
+        train_with_restarts(settings, name, words, resume=resume)
+    end_with_parent()
+    from trainer.train.run_folder import choose_run_folder
+
+    folder = choose_run_folder(settings, name, resume=resume)
+    console.print(f"the run is {folder}", markup=False, highlight=False)
+    with report_errors(stopped=partial(_describe_stop, folder)), ExitStack() as stack:
+        for option in company:
+            if option.accompany:
+                stack.enter_context(option.accompany(folder.absolute()))
+        from trainer.train.start import train as run_training
+
+        yield partial(anyio.run, partial(run_training, settings, folder, console, resume=resume))
+    _print_next_commands(folder, console)
 
 
 def _describe_stop(folder: Path) -> str:

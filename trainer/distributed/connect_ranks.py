@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
+from subprocess import PIPE, Popen
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
+from gateway.process.spawn import end_process, spawn
 from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
 from trainer.distributed.layer_clock import LayerClock
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment
@@ -335,7 +336,7 @@ class LocalRanks:
         self.size, self._settings, self._log_folder = settings.ranks, settings, log_folder
         self.listener = socket.create_server((LOOPBACK, 0), backlog=self.size)
         self.environment = RankEnvironment(0, self.size, 0, LOOPBACK, self.listener.getsockname()[1], "--ranks")
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[int, Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
         self._log_folder.mkdir(parents=True, exist_ok=True)
@@ -346,13 +347,12 @@ class LocalRanks:
                 "MASTER_PORT": str(self.environment.port), LAUNCHED: "1",
             }  # fmt: skip
             with self.log_file(rank).open("ab") as log:
-                child = self._children[rank] = subprocess.Popen(  # noqa: S603 (a Python of the operator's and our own module)
+                child = self._children[rank] = spawn(  # Ctrl-C is for rank 0, which ends the others.
                     [sys.executable, "-m", MODULE],
                     env={**inherited, **variables},
-                    stdin=subprocess.PIPE,  # It ends with this process, and the child with it.
+                    stdin=PIPE,  # It ends with this process, and the child with it.
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # Ctrl-C is for rank 0, which ends the others.
                 )
             if child.stdin:
                 with suppress(BrokenPipeError):  # `find_ended` tells how it ended.
@@ -365,11 +365,7 @@ class LocalRanks:
     ) -> None:
         deadline = time.monotonic() + (END_WAIT_S if kind is None else 1.0)
         for child in self._children.values():
-            try:
-                child.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            end_process(child, max(0.1, deadline - time.monotonic()))
             if child.stdin:
                 with suppress(BrokenPipeError):
                     child.stdin.close()

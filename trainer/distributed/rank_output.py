@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+from gateway.process.spawn import spawn
 
 KEPT = "MTRL_OUTPUT_KEPT"
 """Set in the environment of a rank whose launcher writes its output into the run's folder."""
@@ -25,13 +27,8 @@ def copy_output(log: Path) -> None:
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         with suppress(OSError):  # There is no `tee`, or the stream is closed: the launcher has the output still.
-            copier = subprocess.Popen(  # noqa: S603 (a fixed program)
-                ["tee", "-a", str(log)],  # noqa: S607 (of the system, wherever it is)
-                stdin=subprocess.PIPE,
-                stdout=descriptor,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # It ends with its input: the last words of a rank that is killed are copied.
-            )
+            # It ends with its input, in a session of its own: the last words of a rank that is killed are copied.
+            copier = spawn(["tee", "-a", str(log)], stdin=PIPE, stdout=descriptor, stderr=DEVNULL)
             if copier.stdin is not None:
                 os.dup2(copier.stdin.fileno(), descriptor)
                 copier.stdin.close()

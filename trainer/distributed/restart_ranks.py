@@ -10,17 +10,18 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from gateway.process.spawn import spawn
 from trainer.distributed.rank_environment import RESTARTS, detect_environment
 
 if TYPE_CHECKING:
@@ -108,9 +109,7 @@ def _run_child(command: Sequence[str], restarts: int, timeout_s: float, log: Cal
     beats, stdin = socket.socketpair()
     with stdin:
         environment = {**os.environ, SUPERVISED: str(os.getpid()), RESTARTS: str(restarts)}
-        child = subprocess.Popen(  # noqa: S603 (our own command again)
-            command, env=environment, stdin=stdin.fileno(), process_group=0
-        )
+        child = spawn(command, env=environment, stdin=stdin.fileno(), stdout=None)
 
     def pass_on(number: int, _: FrameType | None) -> None:
         if child.poll() is None:
@@ -124,7 +123,7 @@ def _run_child(command: Sequence[str], restarts: int, timeout_s: float, log: Cal
         return child.wait()
 
 
-def _hear_until_end(child: subprocess.Popen[bytes], beats: socket.socket, timeout_s: float) -> bool:
+def _hear_until_end(child: Popen[bytes], beats: socket.socket, timeout_s: float) -> bool:
     """Waits until the child ends; returns False once it has been silent for too long."""
     silent_s, allowed_s = 0.0, max(FIRST_BEAT_S, timeout_s)
     while child.poll() is None and silent_s <= allowed_s:

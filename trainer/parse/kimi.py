@@ -21,6 +21,11 @@ class Kimi(MarkedParser):
     closers = (_CALL_END,)
     ignored_marks = (_SECTION_END,)
 
+    @staticmethod
+    def call_id(name: str, number: int) -> str:
+        """The id that the model writes for its calls, counted over the conversation."""
+        return f"functions.{name}:{number}"
+
     def parse_call(self, text: str, start: int) -> ParsedCalls:
         if text.startswith(_SECTION, start):
             end = start + len(_SECTION)
@@ -40,7 +45,7 @@ class Kimi(MarkedParser):
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         rendered = [
-            f"{_CALL}functions.{call.name}:{index}{_ARGS}{call.arguments}{_CALL_END}"
+            f"{_CALL}{self.call_id(call.name, index)}{_ARGS}{call.arguments}{_CALL_END}"
             for index, call in enumerate(calls)
         ]
         return f"{_SECTION}{''.join(rendered)}{_SECTION_END}"

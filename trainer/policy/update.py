@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainer.algorithms.advantages import TokenAdvantages, compute_token_advantages
 from trainer.algorithms.loss import Mismatch, compute_loss, estimate_kl, measure_mismatch, merge_mismatches
+from trainer.algorithms.named_algorithms import ALGORITHMS
 from trainer.algorithms.packing import Batch, BatchRow
 from trainer.algorithms.settings import AlgorithmSettings, Estimator
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
@@ -213,7 +214,8 @@ class PolicyUpdater:
             self._total_passes = update.epochs * sum(map(len, minibatches))
             self.on_pass(0, self._total_passes, 0)
             sample = None
-            if not is_single_step:
+            is_supervised = ALGORITHMS[self._algorithm.name].is_supervised
+            if not (is_single_step or is_supervised):
                 minibatches, sample = self._add_old_logprobs(minibatches)
             for _ in range(update.epochs):
                 for minibatch in minibatches:
@@ -222,7 +224,8 @@ class PolicyUpdater:
                     step_means.add({"loss": self._ranks.add([loss])[0]} | self._policy.step(), 1)
             means.merge(self._ranks)
             metrics = advantages.metrics | means.metrics | step_means.metrics
-            metrics["mismatch/pass_skipped"] = float(is_single_step or sample is not None)
+            if not is_supervised:
+                metrics["mismatch/pass_skipped"] = float(is_single_step or sample is not None)
             if sample:
                 metrics |= {"mismatch/mean": sample.mean, "mismatch/max": sample.maximum, "mismatch/kl": sample.kl}
             if self._critic:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from rich.console import Console
 from rich.text import Text
 
+from gateway.errors import ConfigError
 from trainer.check import check_parts, describe_images, example_rollout
+from trainer.data.traces import TraceTask
+from trainer.engine.scripted import ScriptedEngine
 from trainer.finding import Finding, print_finding
 from trainer.policy.memory_parts import GIB
 from trainer.policy.optimizers import describe_rates
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout
+from trainer.rollout.trace_player import play_trace
 from trainer.template.errors import TemplateError
 from trainer.train import modes
 from trainer.train.job import Job, open_job
@@ -56,7 +62,7 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
             console.print(Text(note), soft_wrap=True)
         console.print()
         print_rollouts(
-            [example_rollout(job.template, job.gateway.specs, settings.system)],
+            [await _play_example(job)],
             console,
             rollout=0,
             decode=job.template.tokenizer.decode,
@@ -74,8 +80,18 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         return not problems
 
 
+async def _play_example(job: Job) -> Rollout:
+    """What is shown token by token: the first trace of SFT, else a rollout that is not played."""
+    traces = [*next(iter(job.tasks.train.values()))[:1]] if job.settings.sft is not None else []
+    if traces and isinstance(task := traces[0], TraceTask):
+        runner = RolloutRunner(ScriptedEngine({}), job.template, job.gateway, job.settings.limits)
+        with suppress(ConfigError):  # Among the findings.
+            return await play_trace(runner, task)
+    return example_rollout(job.template, job.gateway.specs, job.settings.system)
+
+
 async def _rehearse(job: Job) -> list[Finding]:
     """Scripted rollouts, unless an agent or an environment plays them in its own way."""
-    if any(part.acts_unseen for part in job.settings.parts):
+    if job.settings.sft is not None or any(part.acts_unseen for part in job.settings.parts):
         return []
     return await rehearse(job)

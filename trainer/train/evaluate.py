@@ -31,7 +31,7 @@ from trainer.setup import trust_model
 from trainer.storage.rollout_file import RolloutWriter, RunError
 from trainer.storage.run_status import StatusFile, read_status
 from trainer.train.checkpoint import Checkpoint, Checkpoints
-from trainer.train.job import Job, JobObjects, open_job
+from trainer.train.job import Job, JobObjects, open_job, require_tasks
 from trainer.train.run_folder import load_run_settings, use_start_model
 from trainer.train.settings import EvaluationSettings
 from trainer.view.progress import RolloutProgress
@@ -195,12 +195,13 @@ async def compare_run(
     settings = use_start_model(run, load_run_settings(run))
     overrides = {name: value for name, value in (("final_rows", rows), ("data", data)) if value is not None}
     evaluation = EvaluationSettings.model_validate(settings.evaluation.model_dump() | overrides)
+    evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
+    require_tasks(evaluated)
     checkpoint = Checkpoints(run).find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
     if checkpoint is None:
         raise ConfigError("the run has no checkpoint yet", file=run, remedy="continue the run with --resume")
     _keep_earlier(run / EVALUATION_FOLDER)
     trust_model(settings, run)
-    evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
     async with open_job(evaluated, objects=objects) as job:
         policy = await to_thread.run_sync(Policy.load, job.model, settings.update)
         log = partial(console.print, markup=False)

@@ -28,6 +28,7 @@ from trainer.data.tasks import (
     load_example,
     require_example,
 )
+from trainer.data.traces import TraceOptions, load_traces
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.engine.base import Engine
 from trainer.engines import Log, WeightSource, leave_gpus, make_engine
@@ -93,13 +94,18 @@ class TrainTasks:
     train: Mapping[str | None, Sequence[Task]]
     """By the name that a stage of the curriculum gives them."""
     held_out: Sequence[Task]
+    """None for traces, which are no tasks."""
     is_held_out: bool
     """False if there are only the training tasks to evaluate on."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the operator should know about the evaluation."""
-        return () if self.is_held_out else ("no tasks are held out: success is measured on the training tasks",)
+        return (
+            ()
+            if self.is_held_out or not self.held_out
+            else ("no tasks are held out: success is measured on the training tasks",)
+        )
 
 
 def load_tasks(settings: TrainSettings, objects: JobObjects = NO_OBJECTS) -> TrainTasks:
@@ -115,7 +121,7 @@ def load_tasks(settings: TrainSettings, objects: JobObjects = NO_OBJECTS) -> Tra
         return TrainTasks(train, held_out, is_held_out=True)
     if settings.data in example_names():
         return TrainTasks(train, load_example(settings.data).make_tasks(settings, held_out=True), is_held_out=True)
-    return TrainTasks(train, next(iter(train.values())), is_held_out=False)
+    return TrainTasks(train, () if settings.sft is not None else next(iter(train.values())), is_held_out=False)
 
 
 def _load_source(name: str, settings: TrainSettings, objects: JobObjects) -> Sequence[Task]:
@@ -124,7 +130,15 @@ def _load_source(name: str, settings: TrainSettings, objects: JobObjects) -> Seq
     if name in example_names():
         return load_example(name).make_tasks(settings, held_out=False)
     require_example(name, "data")
+    if settings.sft is not None:
+        return load_traces(settings, name, TraceOptions(**settings.sft.model_dump()))
     return load_data(settings, name)
+
+
+def require_tasks(settings: TrainSettings) -> None:
+    """Raises ConfigError if there are only traces to evaluate on."""
+    if settings.sft is not None and settings.evaluation.data is None:
+        raise ConfigError("the run learns traces, which are no tasks to evaluate on", remedy="name tasks with --data")
 
 
 def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGateway) -> list[ConfigError]:

@@ -22,6 +22,7 @@ from trainer.rollout.scheduler import Group, Scheduler
 from trainer.rollout.task import Task
 from trainer.train.collect import StepCollector, StepRollouts, count_token_ages, group_order
 from trainer.train.settings import TrainSettings
+from trainer.train.trace_source import TraceSource
 
 
 class BackgroundTasks:
@@ -213,6 +214,8 @@ class RolloutSource(Protocol):
 
 def make_rollout_source(collector: StepCollector, task_stream: TaskStream, version: Callable[[], int]) -> RolloutSource:
     """Makes the source for the configured mode; `version` returns the version of the present weights."""
+    if collector.settings.sft is not None:
+        return TraceSource(collector, task_stream)
     match collector.settings.mode:
         case "synchronous":
             return SyncRollouts(collector, task_stream)
@@ -224,6 +227,8 @@ def make_rollout_source(collector: StepCollector, task_stream: TaskStream, versi
 
 def describe_mode(settings: TrainSettings) -> str:
     """The mode in words, for the operator."""
+    if settings.sft is not None:
+        return f"supervised: each step learns {settings.prompts} traces"
     match settings.mode:
         case "synchronous":
             return "synchronous: rollouts and training take turns, and every token is sampled by the newest weights"

@@ -13,6 +13,7 @@ from gateway.feedback.base import plain_text
 from gateway.types import ToolSpec
 from trainer.algorithms.train_batch import can_learn_from_single_rollouts
 from trainer.data.tasks import CHECKED_TASKS, example_names, iterate_texts
+from trainer.data.traces import TraceTask, iterate_problems
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.distributed.settings import count_ranks, count_shards
 from trainer.finding import Finding, Grade
@@ -23,6 +24,7 @@ from trainer.reward.functions import find_truth_problem
 from trainer.rollout.loop import add_instructions
 from trainer.rollout.steppers import StepperFactory
 from trainer.rollout.task import Task
+from trainer.rollout.trace_player import encode_turns, fit_call_ids
 from trainer.template import Template, TemplateError
 from trainer.template.media_layout import has_media
 from trainer.train.checkpoint import forecast_checkpoints
@@ -59,6 +61,9 @@ def find_problems(job: Job) -> Iterator[Finding]:
     yield from _check_stop_ids(job.template)
     yield from _check_adapters(job)
     parts = job.settings.parts
+    if job.settings.sft is not None:
+        yield from _check_traces(job)
+        return
     if not any(part.brings_rows for part in parts) and not job.settings.objects:
         rows = _RowChecks(job)
         for task in _read_tasks(job):
@@ -97,6 +102,19 @@ def _check_group_size(job: Job) -> Iterator[Finding]:
         yield Finding(
             "wrong", f"{problem}, so nothing would be learned", "set `n: 8`, or `algorithm.name: reinforce_pp`"
         )
+
+
+def _check_traces(job: Job) -> Iterator[Finding]:
+    """Traces that the template cannot write, or whose calls its parser does not read back."""
+
+    def check(task: TraceTask) -> None:
+        specs, template = task.offered(job.gateway.specs), job.template
+        template = template if task.tools is None else template.with_tools(specs)
+        encode_turns(template, fit_call_ids(task, template), specs)
+
+    for traces in job.tasks.train.values():
+        for error in iterate_problems(traces, check):
+            yield Finding("wrong", f"{error.file}: {error.field}: {error.problem}", error.remedy)
 
 
 def _check_adapters(job: Job) -> Iterator[Finding]:

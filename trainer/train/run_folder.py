@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError
+from gateway.process.spawn import run_command
 from gateway.user_code import Journal, read_journal
 from trainer.algorithms.settings import MismatchSettings
 from trainer.data.tasks import example_names, iterate_texts
@@ -341,14 +341,12 @@ def _describe_commit(folder: Path) -> Mapping[str, Any] | None:
     try:
         commit = _run_git(folder, "rev-parse", "HEAD")
         return {"commit": commit, "has_changes": bool(_run_git(folder, "status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return None
 
 
 def _run_git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), *words]
-    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
-    done = subprocess.run(  # noqa: S603
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=GIT_S, check=True, env=environment
-    )
-    return done.stdout.strip()
+    done = run_command(["git", "-C", str(folder), *words], GIT_S, env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"})
+    if done.status:
+        raise OSError(done.error_text)
+    return done.text.strip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -44,6 +44,20 @@ class EvaluationSettings(FrozenModel):
     """Tasks of the evaluation before and after training."""
     after: bool = False
     """Evaluates at the end, sampled and greedy, with the model before and after training."""
+
+
+class SftSettings(FrozenModel):
+    """Learns the assistant's turns of traces, instead of rollouts that are sampled; `mtrl-train sft` writes it.
+
+    The traces are `data`: rows, or a run's folder, whose rollouts are traces."""
+
+    where: str = ""
+    """Which rollouts of a run are learned, such as `reward >= 1 and calls > 0`; by default all."""
+    system: str | None = None
+    """A system prompt in place of that of each trace; empty for none."""
+    drop_examples: bool = False
+    """Of what a rollout of a run began with, keeps only the system prompt and the last question, so that the policy
+    learns to do without the examples before it."""
 
 
 class CheckpointSettings(FrozenModel):
@@ -87,6 +101,7 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
     max_staleness: PositiveInt = 1
     """With `mode: asynchronous`: how many versions old the oldest token of a group may be when a step takes the group.
     Older groups are dropped and counted; only as many are started as steps can take in time."""
+    sft: SftSettings | None = None
     reward: RewardSettings = RewardSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     update: UpdateSettings = UpdateSettings()
@@ -102,8 +117,32 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
     its own login (`pip install wandb`, `wandb login`); one that fails is told, and the run goes on. The ids in
     `reports/` let a resumed run continue there."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare_sft(cls, values: Any) -> Any:
+        """The defaults of SFT: no group, no tools but those of the traces, no evaluation without tasks for it."""
+        if not isinstance(values, dict) or values.get("sft") is None:
+            return values
+        values = {"n": 1, "algorithm": {"name": "sft"}, "tools": (), **values}
+        evaluation = values.get("evaluation") or {}
+        has_tasks = isinstance(evaluation, dict) and evaluation.get("data") is not None
+        if isinstance(evaluation, dict) and not has_tasks:
+            # It generates nothing.
+            idle = {"engine": "torch", "engine_dtype": "float32", "concurrency": {"running_requests": 1}}
+            values = idle | values | {"evaluation": {"every": 0, **evaluation}}
+        return values
+
+    def _check_sft(self) -> None:
+        if self.sft is None:
+            return
+        if self.algorithm.name != "sft" or self.n != 1 or self.mode != "synchronous":
+            raise ValueError("`sft` needs `algorithm.name: sft`, `n: 1` and `mode: synchronous`; leave them out")
+        if self.evaluation.data is None and (self.evaluation.every or self.evaluation.after):
+            raise ValueError("traces are no tasks to evaluate on; name some with `evaluation.data`")
+
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
+        self._check_sft()
         examples = example_names()
         is_own = self.data not in examples and "model" in self.model_fields_set
         if self.model in examples and self.data != self.model and self.data not in self.objects and not is_own:

@@ -13,6 +13,7 @@ from anyio import to_thread
 from rich.console import Console
 
 from gateway.errors import ConfigError
+from trainer.algorithms.named_algorithms import ALGORITHMS
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.rank_environment import RESTARTS_KEY, RankRestarts, count_restarts
 from trainer.distributed.settings import count_ranks, find_mesh
@@ -261,6 +262,8 @@ def correct_mismatch(algorithm: AlgorithmSettings, engine: Capabilities) -> Algo
     """The algorithm; for an embedded engine that was chosen to be fast, with importance weights for its logprobs unless
     the settings correct them in another way."""
     mismatch = algorithm.mismatch
+    if ALGORITHMS[algorithm.name].is_supervised:
+        return algorithm
     if engine.name != "torch" or engine.is_exact or mismatch.truncate or mismatch.reject:
         return algorithm
     return algorithm.model_copy(update={"mismatch": mismatch.model_copy(update={"truncate": "token"})})

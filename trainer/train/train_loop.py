@@ -190,6 +190,12 @@ class TrainLoop:
     def _measure_rollouts(self, rollouts: StepRollouts, counters_before: Mapping[str, float]) -> dict[str, float]:
         """Metrics of a step's rollouts, of the engine that generated them, and of plug-ins."""
         job = self.job
+        if job.settings.sft is not None:  # Nobody sampled or scored the traces.
+            measured = rollouts.metrics(self.step)
+            unknown = ("rollout/logprob", "rollout/staleness")
+            return {"policy/version": float(self.step)} | {
+                name: value for name, value in measured.items() if name not in unknown
+            }
         by_kind = Evaluation.from_groups(rollouts.scored, 0)
         metrics = (
             {"policy/version": float(self.step)}

@@ -75,6 +75,8 @@ class LearningSummary:
         """A step's metrics as one line, with the last evaluation."""
         reward = [text for text, _ in _format_reward(metrics)]
         texts = [f"reward {reward[0]}" + (f" ({', '.join(reward[1:])})" if reward[1:] else "")] if reward else []
+        if not reward and "loss" in metrics:
+            texts = [f"loss {metrics['loss']:.3f}"]
         texts += [
             _join_plain([*_format_success(metrics), *self._format_greedy()]),
             _join_plain(_format_policy(metrics)),

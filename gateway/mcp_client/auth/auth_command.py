@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from subprocess import DEVNULL, PIPE
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process
 
 from gateway.mcp_client.auth.credentials import AuthError, Challenge, Credentials, check_header
+from gateway.process.pipe_process import ReadPipe, wait_for_exit
+from gateway.process.spawn import kill_group, spawn
 
 COMMAND_S = 30.0
 """Deadline of the command."""
@@ -73,42 +71,31 @@ def parse_output(output: bytes) -> dict[str, str]:
 async def run_command(command: Sequence[str]) -> bytes:
     """What a program prints, with a deadline and at most `MAX_OUTPUT_BYTES`; raises ValueError, without its output."""
     try:
-        process = await anyio.open_process(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+        process = spawn(command, stdout=PIPE, stderr=DEVNULL)
     except OSError as error:
         raise ValueError(f"cannot be started: {error.strerror}") from None
+    stdout = ReadPipe(process.stdout)
     try:
         with anyio.fail_after(COMMAND_S):
-            output = await _read_output(process)
-            status = await process.wait()
+            output = await _read_output(stdout)
+            await wait_for_exit(process, COMMAND_S)
     except TimeoutError:
         raise ValueError(f"did not end within {COMMAND_S:g} s") from None
     finally:
-        await _close(process)
-    if status != 0:
-        raise ValueError(f"ended with status {status}")
+        stdout.close()
+        if process.poll() is None:
+            kill_group(process.pid)
+            with anyio.CancelScope(shield=True):
+                await wait_for_exit(process, _END_S)
+    if process.returncode != 0:
+        raise ValueError(f"ended with status {process.returncode}")
     return output
 
 
-async def _read_output(process: Process) -> bytes:
+async def _read_output(stdout: ReadPipe) -> bytes:
     output = bytearray()
-    stream: ByteReceiveStream | None = process.stdout
-    while stream is not None:
-        try:
-            output += await stream.receive()
-        except anyio.EndOfStream:
-            break
+    while chunk := await stdout.receive():
+        output += chunk
         if len(output) > MAX_OUTPUT_BYTES:
             raise ValueError(f"printed more than {MAX_OUTPUT_BYTES} bytes")
     return bytes(output)
-
-
-async def _close(process: Process) -> None:
-    """Releases the command; one that has not ended is killed with its children."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    with anyio.move_on_after(_END_S, shield=True):
-        await process.wait()
-        await process.aclose()

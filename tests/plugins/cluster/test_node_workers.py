@@ -13,7 +13,7 @@ import pytest
 
 from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from mtrl_plugins.workers.worker_pool import PLACED_VARIABLE
-from tests.plugins.workers.pools import GatedEngine, make_pool, write_tools
+from tests.plugins.workers.pools import GatedEngine, list_workers, make_pool, write_tools
 from tests.waiting import wait_until
 
 LONG_S = 150.0
@@ -71,5 +71,6 @@ def children_of(rank: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def worker_names(rank: subprocess.Popen[bytes]) -> list[str]:
-    lines = [child.cmdline() for child in children_of(rank)]
+    workers = list_workers(psutil.Process(rank.pid)) if rank.poll() is None else []
+    lines = [worker.cmdline() for worker in workers]
     return [line[line.index("--name") + 1] for line in lines if "--name" in line]

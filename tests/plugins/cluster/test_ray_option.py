@@ -147,10 +147,3 @@ def test_process_ends_with_its_actor_although_ray_kills_the_actors_process_group
         os.killpg(actor.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs([process], timeout=LONG_S)
     assert not alive
-
-
-def test_process_whose_actor_ends_before_its_helper_knows_it_never_begins(tmp_path: Path) -> None:
-    touch = [sys.executable, "-I", "-S", "-c", node_process.GATE, "touch", str(tmp_path / "begun")]
-    for said, code in ((b"", 1), (b"\n", 0)):
-        done = subprocess.run(touch, input=said, timeout=60, check=False)
-        assert done.returncode == code and (tmp_path / "begun").exists() == bool(said)

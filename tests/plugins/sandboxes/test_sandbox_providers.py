@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 
 from gateway import check
 from gateway.build import build_plan
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.reaper import Reaper
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates

@@ -95,7 +95,9 @@ def token_losses(name: str, batch: ListBatch, low: float, high: float) -> FloatL
     losses = [[0.0] * len(row.ids) for row in batch.rows]
     for row_index, token, ratio, bound in clipped_ratios(name, batch, low, high):
         advantage = batch.rows[row_index].advantages[token]
-        if name == "rloo":
+        if name == "sft":
+            losses[row_index][token] = -advantage * batch.new[row_index][token]
+        elif name == "rloo":
             losses[row_index][token] = -ratio * advantage
         elif name == "cispo":
             losses[row_index][token] = -bound * advantage * batch.new[row_index][token]
@@ -109,7 +111,9 @@ def loss_derivative(name: str, batch: ListBatch, low: float, high: float) -> Flo
     derivatives = [[0.0] * len(row.ids) for row in batch.rows]
     for row_index, token, ratio, bound in clipped_ratios(name, batch, low, high):
         advantage = batch.rows[row_index].advantages[token]
-        if name == "cispo":
+        if name == "sft":
+            derivatives[row_index][token] = -advantage
+        elif name == "cispo":
             derivatives[row_index][token] = -bound * advantage
         elif name == "rloo" or ratio * advantage <= bound * advantage:
             derivatives[row_index][token] = -ratio * advantage

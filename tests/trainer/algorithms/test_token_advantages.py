@@ -189,7 +189,7 @@ def change_policy(batch: Batch) -> Batch:
 STEP = [outcomes(1.0, 0.0), outcomes(0.5, 0.5, letters="qaaaab"), group(scored("qatb|qqc", 1.0), scored("qa", index=1))]
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"reinforce_pp"}))
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"reinforce_pp", "sft"}))
 def test_skipping_rows_without_gradient_changes_nothing(name: str) -> None:
     settings = make_settings(name=name)
     batch = build_train_batch(STEP, settings, weigh_all_turns)
@@ -252,7 +252,8 @@ def test_skipped_rows_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("outcome", name) for name in sorted(ALGORITHMS)] + [(kind, "grpo") for kind in ("discounted", "scores", "turns")],
+    [("outcome", name) for name in sorted(set(ALGORITHMS) - {"sft"})]
+    + [(kind, "grpo") for kind in ("discounted", "scores", "turns")],
 )
 def test_groups_without_variance_leave_no_rows(kind: str, name: str) -> None:
     settings = make_settings(kind, name)

@@ -34,7 +34,7 @@ def running_ranks(size: int, folder: Path, **settings: Any) -> Iterator[LeaderCh
     """Other ranks as processes, which have imported torch and transformers already; this process is rank 0."""
     distributed = DistributedSettings(**{"ranks": size, "timeout_s": TIMEOUT_S, **settings})
     with ExitStack() as stack:
-        with patch("trainer.distributed.connect_ranks.subprocess.Popen", ForkedPopen):
+        with patch("gateway.process.spawn.Popen", ForkedPopen):
             local = stack.enter_context(LocalRanks(distributed, folder))
         ranks, names = connect_ranks(local.environment, distributed, local.listener, local.find_ended)
         channel = LeaderChannel(ranks, local.find_ended, names)

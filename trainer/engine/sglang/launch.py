@@ -34,7 +34,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any, NoReturn
 
-TESTED = ("0.5.23",)
+TESTED = ("0.5.23", "0.5.17")
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     # Otherwise the rotary table is rounded, and logprobs are off by 1e-3 instead of 1e-6.
@@ -136,7 +136,7 @@ def stand_in() -> None:
     """Declares the missing operators and kernels in this process, before SGLang is imported."""
     import torch
 
-    for operator in ("nms", "qnms"):
+    for operator in ("nms", "qnms") if torch.version.cuda is None else ():  # else torchvision's own load
         torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     for operator in OPERATORS:
         torch.library.define(f"sgl_kernel::{operator}", "(Tensor x) -> Tensor")

@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import ssl
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import STDOUT
 from types import TracebackType
 from typing import Self
 
 import anyio
 import httpx2
-from anyio import to_thread
 
-from gateway.mcp_client.reaper import Reaper
+from gateway.process.log_tail import read_tail
+from gateway.process.pipe_process import end_supervised, start_supervised
+from gateway.process.supervised_process import SupervisedProcess
 from trainer.engine.base import EngineError
 
 PYTHON_VARIABLE = "MTRL_SGLANG_PYTHON"
-PYTHONPATH_VARIABLE = "MTRL_SGLANG_PYTHONPATH"
-"""Packages to add to that Python, where they cannot be installed but only copied."""
 DEFAULT_PYTHON = ".sglang/bin/python"
 """Made by `make sglang`, in the working directory or in the source folder."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -64,13 +61,12 @@ def find_python() -> Path:
 
 def server_environment() -> Mapping[str, str]:
     """The server's environment. Variables that the user sets win."""
-    added = {"PYTHONPATH": os.environ[PYTHONPATH_VARIABLE]} if os.environ.get(PYTHONPATH_VARIABLE) else {}
     inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in REMOVED_VARIABLES and not name.startswith("TORCHELASTIC_")
     }
-    return {**DEFAULT_ENVIRONMENT, **inherited, **added}
+    return {**DEFAULT_ENVIRONMENT, **inherited}
 
 
 def _search_folders() -> tuple[Path, ...]:
@@ -88,9 +84,7 @@ def read_log_tail(log: Path, since: int) -> str:
     """The last bytes of the log, from the offset `since` on."""
     try:
         with log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(since, end - LOG_TAIL_BYTES))
-            return file.read().decode("utf-8", "replace").strip()
+            return read_tail(file.fileno(), LOG_TAIL_BYTES, since)
     except OSError as error:
         return f"(cannot be read: {error})"
 
@@ -129,7 +123,6 @@ PROGRESS_EVERY_S = 10.0
 _POLL_S = 0.2
 _HEALTH_TIMEOUT_S = 25.0
 """The health endpoint generates one token and gives itself 20 seconds."""
-_STOP_TIMEOUT_S = 3.0
 MAX_STARTS = 3
 """Attempts to restart a server that ran before."""
 
@@ -180,8 +173,7 @@ class ServerProcess:
         self.model, self.options, self.log, self.notify = model, options, log, notify
         self.url = ""
         self._address: socket.socket | None = None
-        self._reaper = Reaper()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: SupervisedProcess | None = None
         self._log_start = 0
         """Offset in the log at which the last start begins."""
 
@@ -200,7 +192,6 @@ class ServerProcess:
     ) -> None:
         with anyio.CancelScope(shield=True):  # every wait within is bounded
             await self._stop()
-            await self._reaper.stop()
         if self._address is not None:
             self._address.close()
 
@@ -212,7 +203,7 @@ class ServerProcess:
     @property
     def alive(self) -> bool:
         """Whether the leading process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.exit_code is None
 
     async def restart(self) -> None:
         """Ends what is left of the process and starts it again with the model's folder, at the same address."""
@@ -227,7 +218,7 @@ class ServerProcess:
 
     def error(self, problem: str) -> EngineError:
         """An error with the exit status and the log tail."""
-        code = self._process.poll() if self._process else None
+        code = self._process.exit_code if self._process else None
         ended = "" if code is None else f": ended by signal {-code}" if code < 0 else f": exited with {code}"
         log_tail = read_log_tail(self.log, self._log_start)
         message = f"SGLang at {self.url} {problem}{ended}; its log, {self.log}, ends:\n{format_log_tail(log_tail)}"
@@ -244,23 +235,11 @@ class ServerProcess:
         quiet = ("--log-level-http", "warning")
         flags = ("--model-path", str(self.model), *address, *quiet, "--weight-version", "0")
         command = [str(find_python()), "-P", str(LAUNCH), *flags, *self.options.to_args()]
-        await self._reaper.start()
-        self._process = await to_thread.run_sync(self._spawn, command)
-        self._reaper.add(self._process.pid)
-        await self._wait_until_healthy()
-
-    def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._log_start = log.tell()
-            return subprocess.Popen(  # noqa: S603 (a Python of the operator's and our own file)
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=server_environment(),
-                start_new_session=True,
-            )
+            self._process = await start_supervised(command, stdout=log, stderr=STDOUT, env=server_environment())
+        await self._wait_until_healthy()
 
     async def _wait_until_healthy(self) -> None:
         began, noted = anyio.current_time(), 0.0
@@ -286,18 +265,10 @@ class ServerProcess:
             return False
 
     async def _stop(self) -> None:
-        """Kills the leading process, then its group, and waits a bounded time."""
+        """Ends the server with all that it started, and waits a bounded time."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        await _wait_for_group_exit(process)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await _wait_for_group_exit(process)
-        with suppress(subprocess.TimeoutExpired):
-            await to_thread.run_sync(process.wait, _STOP_TIMEOUT_S)
-        self._reaper.remove(process.pid)
+        if process is not None:
+            await end_supervised(process, 0.0)
 
 
 def _reserve_port() -> socket.socket:
@@ -306,19 +277,3 @@ def _reserve_port() -> socket.socket:
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind((HOST, 0))
     return port
-
-
-async def _wait_for_group_exit(process: subprocess.Popen[bytes]) -> None:
-    """Waits until the process group is gone, for a bounded time."""
-    with anyio.move_on_after(_STOP_TIMEOUT_S):
-        while _group_is_alive(process):  # noqa: ASYNC110 (a group of processes has no event)
-            await anyio.sleep(_POLL_S)
-
-
-def _group_is_alive(process: subprocess.Popen[bytes]) -> bool:
-    """Whether any process of the group is alive."""
-    process.poll()
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, 0)
-        return True
-    return False

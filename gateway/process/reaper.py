@@ -1,30 +1,32 @@
-"""The reaper: ends child processes and removes folders even if the gateway itself is killed."""
+"""The reaper: removes folders, control groups, sandboxes and containers even if the gateway itself is killed."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 
 import anyio
 from anyio import to_thread
+
+from gateway.process.spawn import end_process, spawn
 
 _REAPER_SCRIPT = Path(__file__).with_name("reaper_process.py")
 _REAPER_STOP_S = 5.0
 
 
 class Reaper:
-    """Kills everything that is still registered when this process ends, however it ends.
+    """Kills or removes everything that is still registered when this process ends, however it ends.
 
     A small helper process (`reaper_process.py`) outlives this one for that purpose.
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen[bytes] | None = None
         self._registered: dict[str, None] = {}
         self._start_lock = anyio.Lock()
 
@@ -37,25 +39,17 @@ class Reaper:
         async with self._start_lock:
             if self._process is None or self._process.poll() is not None:
                 await self.stop()
-                self._process = await to_thread.run_sync(_spawn_reaper)
+                self._process = await to_thread.run_sync(spawn_reaper)
                 for entry in self._registered:
                     self._send(entry)
 
     def add(self, group: int) -> None:
-        """Registers a process group."""
+        """Registers a process group, such as a sandbox's; programs under a supervisor need no reaper."""
         self._register(f"+{group}")
 
     def remove(self, group: int) -> None:
         """Removes a process group."""
         self._unregister(f"+{group}")
-
-    def add_supervisor(self, pid: int) -> None:
-        """Registers a server's supervisor, which ends the server with all that it started."""
-        self._register(f"*{pid}")
-
-    def remove_supervisor(self, pid: int) -> None:
-        """Removes a supervisor."""
-        self._unregister(f"*{pid}")
 
     def add_folder(self, folder: Path) -> None:
         """Registers a folder to be removed."""
@@ -100,7 +94,7 @@ class Reaper:
         process, self._process = self._process, None
         if process is not None:
             with anyio.move_on_after(_REAPER_STOP_S + 1, shield=True):
-                await to_thread.run_sync(_stop_reaper, process)
+                await to_thread.run_sync(stop_reaper, process)
 
 
 def _folder_entry(folder: Path) -> str:
@@ -111,19 +105,13 @@ def _command_entry(words: Sequence[str]) -> str:
     return f"!{json.dumps(list(words)).encode().hex()}"
 
 
-def _spawn_reaper() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", str(_REAPER_SCRIPT)]
-    devnull = subprocess.DEVNULL
-    return subprocess.Popen(  # noqa: S603 (our own interpreter and our own file)
-        command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, bufsize=0, start_new_session=True
-    )
+def spawn_reaper() -> Popen[bytes]:
+    """Starts the helper process, which reads registrations from its standard input."""
+    return spawn([sys.executable, "-I", "-S", str(_REAPER_SCRIPT)], stdin=PIPE, stderr=DEVNULL)
 
 
-def _stop_reaper(process: subprocess.Popen[bytes]) -> None:
+def stop_reaper(process: Popen[bytes]) -> None:
+    """Ends the helper process, which first kills what is still registered."""
     if process.stdin is not None:
         process.stdin.close()
-    try:
-        process.wait(_REAPER_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_REAPER_STOP_S)
+    end_process(process, _REAPER_STOP_S)

@@ -1,9 +1,9 @@
 """Helper process of the reaper: kills what is registered, and removes folders, when its standard input ends.
 
 Standard input ends when the gateway dies. Run as a script with `python -I -S`, so only the standard library is
-available. Each input line registers something, or removes it with `-` before it: `+pgid` a process group, `*pid` a
-supervisor (`supervisor_process.py`), `/folder` a folder, whose name is in hexadecimal, `g/folder` a control group, and
-`!command` a command that removes something, its words as JSON in hexadecimal.
+available. Each input line registers something, or removes it with `-` before it: `+pgid` a process group, `/folder` a
+folder, whose name is in hexadecimal, `g/folder` a control group, and `!command` a command that removes something, its
+words as JSON in hexadecimal.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 import time
 from contextlib import suppress
 
-_SUPERVISORS_S = 4.0
-"""How long supervisors may take to end their servers."""
+_REMOVE_S = 4.0
+"""How long the processes that use a folder may take to end: their supervisors find the end of the gateway, too."""
 _COMMANDS_S = 30.0
 _POLL_S = 0.01
 
@@ -34,16 +34,10 @@ def main() -> None:
             registered.pop(entry[1:], None)
         else:
             registered[entry] = None
-    supervisors = [int(entry[1:]) for entry in registered if entry[:1] == b"*"]
-    groups = [int(entry[1:]) for entry in registered if entry[:1] == b"+"]
-    for pid in supervisors:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGUSR1)
-    for group in groups:
-        _kill_group(group)
-    _wait_for(supervisors)
-    for pid in supervisors:
-        _kill_group(pid)
+    for entry in registered:
+        if entry[:1] == b"+":
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(int(entry[1:]), signal.SIGKILL)
     _remove_rest(registered)
 
 
@@ -52,7 +46,7 @@ def _remove_rest(registered: dict[bytes, None]) -> None:
     commands = [_start_command(entry[1:]) for entry in registered if entry[:1] == b"!"]
     for entry in registered:
         if entry[:1] == b"/":
-            shutil.rmtree(_folder(entry[1:]), ignore_errors=True)
+            _remove_folder(_folder(entry[1:]))
         if entry[:2] == b"g/":
             _remove_group(_folder(entry[2:]))
     for command in commands:
@@ -74,9 +68,17 @@ def _folder(name: bytes) -> str:
     return os.fsdecode(bytes.fromhex(name.decode()))
 
 
+def _remove_folder(folder: str) -> None:
+    """Removes a folder, in which processes may still write."""
+    deadline = time.monotonic() + _REMOVE_S
+    while os.path.isdir(folder) and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(_POLL_S)
+
+
 def _remove_group(folder: str) -> None:
     """Kills the processes of a control group until it is empty and can be removed."""
-    deadline = time.monotonic() + _SUPERVISORS_S
+    deadline = time.monotonic() + _REMOVE_S
     while os.path.isdir(folder) and time.monotonic() < deadline:
         with suppress(OSError), open(f"{folder}/cgroup.procs") as file:
             for pid in file.read().split():
@@ -85,26 +87,6 @@ def _remove_group(folder: str) -> None:
         with suppress(OSError):
             os.rmdir(folder)
         time.sleep(_POLL_S)
-
-
-def _wait_for(pids: list[int]) -> None:
-    deadline = time.monotonic() + _SUPERVISORS_S
-    while time.monotonic() < deadline and any(map(_is_alive, pids)):
-        time.sleep(_POLL_S)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] != b"Z"
-    except (OSError, IndexError):
-        return False
-
-
-def _kill_group(group: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
 
 
 if __name__ == "__main__":

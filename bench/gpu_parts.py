@@ -1,0 +1,374 @@
+"""The parts of the GPU benchmark, each run by `gpu.py` as a process of its own: `python bench/gpu_parts.py PART ...`.
+
+A part prints each figure as a line of JSON the moment it exists, so that whatever ends the part later costs none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+import anyio  # noqa: E402
+import torch  # noqa: E402
+import yaml  # noqa: E402
+from gpu_flops import count_computed, peak_flops, update_flops  # noqa: E402
+from gpu_idle import GpuIdleMeter, read_used_memory  # noqa: E402
+from gpu_trl import measure_trl_update  # noqa: E402
+from gpu_workload import (  # noqa: E402
+    SHAPES,
+    ModelShape,
+    build_random_model,
+    make_batch,
+    repeat_requests,
+    run_rollouts,
+)
+from torch import Tensor  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
+from trainer.engine.sglang.sglang_engine import SGLangEngine  # noqa: E402
+from trainer.engine.sglang.weight_sync.base import WeightSync  # noqa: E402
+from trainer.engine.sglang.weight_sync.disk import DiskSync  # noqa: E402
+from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync  # noqa: E402
+from trainer.engine.sglang.weight_sync.tensors import TensorSync  # noqa: E402
+from trainer.engine.sglang.weight_sync.verify import TrainerReference  # noqa: E402
+from trainer.policy.policy import Policy  # noqa: E402
+from trainer.policy.settings import UpdateSettings  # noqa: E402
+from trainer.policy.update import PolicyUpdater  # noqa: E402
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+GIB = 2**30
+KERNELS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+MICRO_BATCHES = (8192, 32768)
+UPDATES = 2
+"""After a first one, in which kernels are chosen."""
+PUBLISHES = 3
+TINY_JOB = {"prompts": 2, "n": 2, "evaluation": {"every": 0, "after": False}}
+
+
+def tell(figure: str, value: float | str | bool | None, unit: str = "", **labels: Any) -> None:
+    """Prints a figure at once; None is one that this machine has none of."""
+    if value is not None:
+        rounded = float(f"{value:.5g}") if isinstance(value, float) else value
+        print(json.dumps({"figure": figure, "value": rounded, "unit": unit} | labels), flush=True)
+
+
+def skip(figure: str, reason: str, **labels: Any) -> None:
+    """Says why a figure is missing."""
+    print(json.dumps({"figure": figure, "skipped": reason} | labels), flush=True)
+
+
+def seconds(work: Callable[[], Any], times: int = 5) -> float:
+    """The median time of some work on the device, after a first time that is not counted."""
+    taken = []
+    for _ in range(times + 1):
+        if CUDA:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        if CUDA:
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])
+
+
+def measure_floors(arguments: argparse.Namespace) -> None:
+    """What the card itself does: a matrix product, a copy, and attention with each kernel."""
+    side, mib = (256, 4) if arguments.small else (8192, 4096)
+    dtype = torch.bfloat16 if CUDA else torch.float32
+    a, b = (torch.randn(side, side, device=DEVICE, dtype=dtype) for _ in range(2))
+    tell("matmul", 2 * side**3 / seconds(lambda: a @ b) / 1e12, "TFLOP/s", side=side)
+    block = torch.randn(mib * 2**18, device=DEVICE)
+    target = torch.empty_like(block)
+    tell("copy", 2 * block.nbytes / seconds(lambda: target.copy_(block)) / 1e9, "GB/s", mib=mib)
+    heads, length, size = (2, 64, 16) if arguments.small else (14, 8192, 64)
+    q, k, v = (torch.randn(1, heads, length, size, device=DEVICE, dtype=dtype) for _ in range(3))
+    flops = 2 * 2 * heads * length**2 * size / 2  # causal: half of the square
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for name, backend in KERNELS.items():
+        try:
+            with sdpa_kernel(backend):
+                taken = seconds(lambda: attend(q, k, v, is_causal=True))
+        except RuntimeError as error:
+            skip("attention", str(error).splitlines()[0][:200], kernel=name)
+        else:
+            tell("attention", flops / taken / 1e12, "TFLOP/s", kernel=name, length=length)
+
+
+def _reference(policy: Policy) -> TrainerReference:
+    return TrainerReference(policy.compute_logprobs, policy.checkpoint_tensors, policy.image_processor)
+
+
+async def check_gates(arguments: argparse.Namespace) -> None:
+    """Whether the server takes the trainer's weights, and how far its logprobs are from the trainer's."""
+    policy = Policy.load(arguments.model, UpdateSettings())
+    async with SGLangEngine([arguments.url], TensorSync(), reference=_reference(policy)) as engine:
+        tell("engine", engine.capabilities.name)
+        await engine.publish(policy.weights, 1)
+        agreement = engine.agreement
+        assert agreement is not None
+        tell("logprobs apart, mean", agreement.mean_difference, "nats")
+        tell("logprobs apart, most", agreement.max_difference, "nats")
+
+
+async def measure_rollouts(arguments: argparse.Namespace) -> None:
+    """The whole rollout loop with a tool that answers at once; its floor is SGLang with the same requests, bare."""
+    shape = SHAPES[arguments.shape]
+    async with SGLangEngine([arguments.url], TensorSync()) as engine:
+        await run_rollouts(engine, replace(shape, groups=1), "warm")
+        with GpuIdleMeter() as meter:
+            run = await run_rollouts(engine, shape, "whole")
+        rollouts = shape.groups * shape.siblings
+        tell("rollouts", rollouts / run.wall_s, "rollouts/s", turns=shape.turns, at_once=rollouts)
+        tell("written", run.counters.written / run.wall_s, "tokens/s")
+        tell("prefix cache hits", run.counters.cached / max(1, run.counters.possible), "of what is possible")
+        tell("idle", meter.idle_share, "of the time")
+        plain_s = await repeat_requests(arguments.url, run.requests, shape)
+        tell("written by bare SGLang", run.counters.written / plain_s, "tokens/s")
+        tell("share of bare SGLang", plain_s / run.wall_s)
+
+
+async def measure_publishing(arguments: argparse.Namespace) -> None:
+    """Each way to bring weights to a server; their floor is a copy of the same bytes on the device."""
+    policy = Policy.load(arguments.model, UpdateSettings())
+    weights = [weight.detach() for weight in policy.model.parameters()]
+    size = sum(weight.nbytes for weight in weights)
+    tell("copy of the weights", seconds(lambda: [weight.clone() for weight in weights]), "s", bytes=size)
+    group: tuple[WeightSync, ...] = (ProcessGroupSync(),)
+    if CUDA and torch.cuda.device_count() == 1:
+        group = ()
+        skip("publishing", "NCCL does not join two processes on one card", way="group")
+    for sync in (TensorSync(), DiskSync(arguments.work / "published"), *group):
+        async with SGLangEngine([arguments.url], sync, reference=_reference(policy)) as engine:
+            for number in range(1, PUBLISHES + 1):
+                began = time.perf_counter()
+                await engine.publish(policy.weights, number)
+                taken = time.perf_counter() - began
+                tell("publishing", taken, "s", way=sync.name, time=number, bytes=engine.published_bytes)
+    skip("publishing", "adapters alone need a server with LoRA: `make bench-publish`", way="deltas")
+
+
+@contextmanager
+def _without_forest(policy: Policy) -> Iterator[None]:
+    """Runs each sequence alone, as for models whose attention cannot be replaced."""
+    reader = policy.logprob_reader
+    reader.fallback_reason = "measured without shared prefixes"
+    policy.model.set_attn_implementation("sdpa")
+    yield
+
+
+def measure_update(arguments: argparse.Namespace) -> None:
+    """Updates with random weights: by size of micro-batch, with and without forests, kernels side by side."""
+    shape = SHAPES[arguments.shape]
+    side = 256 if arguments.small else 8192
+    square = torch.randn(side, side, device=DEVICE, dtype=torch.bfloat16 if CUDA else torch.float32)
+    matmul = 2 * side**3 / seconds(lambda: square @ square)
+    tell("matmul", matmul / 1e12, "TFLOP/s", side=side)
+    sizes = (256,) if arguments.small else MICRO_BATCHES
+    default: AbstractContextManager[Any] = nullcontext()
+    for tokens in sizes:
+        _time_updates(arguments.model, shape, tokens, matmul, default, forest=True, kernel="chosen by torch")
+    _time_updates(arguments.model, shape, sizes[0], matmul, default, forest=False, kernel="chosen by torch")
+    for name, backend in KERNELS.items():
+        if name != "math":
+            with _told_if_it_fails("update", kernel=name):
+                _time_updates(arguments.model, shape, sizes[0], matmul, sdpa_kernel(backend), forest=True, kernel=name)
+
+
+@contextmanager
+def _told_if_it_fails(figure: str, **labels: Any) -> Iterator[None]:
+    """A kernel that does not take these shapes costs no other's figure."""
+    try:
+        yield
+    except RuntimeError as error:
+        skip(figure, str(error).splitlines()[0][:200], **labels)
+
+
+def _time_updates(
+    model: Path,
+    shape: ModelShape,
+    tokens: int,
+    matmul: float,
+    kernel_context: AbstractContextManager[Any],
+    **labels: Any,
+) -> None:
+    policy = Policy.load(model, UpdateSettings(lr=1e-6, micro_batch_tokens=tokens))
+    batch = make_batch(shape)
+    total = sum(len(sequence.ids) for sequence in batch.sequences)
+    updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
+    labels |= {"shape": shape.name, "micro_batch": tokens}
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    with nullcontext() if labels["forest"] else _without_forest(policy), kernel_context, GpuIdleMeter() as meter:
+        taken = seconds(lambda: updater.train_step(batch), UPDATES)
+    layer_tokens, logit_tokens = count_computed(updater.last_rows, tokens, labels["forest"])
+    flops, peak = update_flops(policy, layer_tokens, logit_tokens) / taken, peak_flops()
+    tell("update", total / taken, "tokens/s", **labels)
+    tell("computed", layer_tokens / total, "of all tokens", **labels)
+    tell("of the card's matmul", flops / matmul, **labels)
+    tell("MFU", flops / peak if peak else None, **labels)
+    tell("idle", meter.idle_share, "of the time", **labels)
+    if CUDA:
+        tell("peak memory", torch.cuda.max_memory_allocated() / GIB, "GiB", **labels)
+
+
+def measure_trl(arguments: argparse.Namespace) -> None:
+    """TRL's update on the same rows with as many tokens at once, alone on the card."""
+    shape = SHAPES[arguments.shape]
+    tokens = 256 if arguments.small else MICRO_BATCHES[0]
+    policy = Policy.load(arguments.model, UpdateSettings(lr=1e-6, micro_batch_tokens=tokens))
+    batch = make_batch(shape)
+    updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
+    norm = updater.train_step(batch)["update/grad_norm"]
+    rows, settings = updater.last_rows, policy.settings
+    total = sum(len(row.ids) for row in rows)
+    del policy, updater
+    if CUDA:
+        torch.cuda.empty_cache()
+    result = measure_trl_update(arguments.model, rows, shape.siblings, settings, UPDATES + 1)
+    tell("TRL", result["version"])
+    tell("update", total / median(result["steps_s"][1:]), "tokens/s", by="TRL", shape=shape.name, micro_batch=tokens)
+    tell("gradient norm", norm, by="mtrl")
+    tell("gradient norm", result["grad_norm"], by="TRL")
+
+
+def run_job(arguments: argparse.Namespace, name: str, settings: Mapping[str, Any], *words: str) -> Path:
+    """Runs `mtrl-train` with these settings, as a user does; returns the run's folder."""
+    run: Path = arguments.work / name
+    if settings.get("engine") == "sglang":
+        settings = dict(settings) | {"serving": {"options": arguments.options.split()} | settings.get("serving", {})}
+    run.with_suffix(".yaml").write_text(yaml.safe_dump(dict(settings)))
+    start = ["--tools", str(ROOT / "tool_configs"), "--config", str(run.with_suffix(".yaml")), "--out", str(run)]
+    command = [sys.executable, "-m", "trainer.cli", *start, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"mtrl-train ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+    return run
+
+
+def read_steps(run: Path) -> list[dict[str, Any]]:
+    """The metrics of each step."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def job_settings(arguments: argparse.Namespace, **changes: Any) -> dict[str, Any]:
+    """The default job, or the one of `--job`, on the engine that this machine has."""
+    settings = yaml.safe_load(arguments.job.read_text()) | {"engine": arguments.engine}
+    if arguments.policy is not None:
+        settings["model"] = str(arguments.policy)
+    if arguments.small:
+        settings |= TINY_JOB
+    return settings | changes
+
+
+def measure_memory(arguments: argparse.Namespace) -> None:
+    """The card's memory while engine and trainer share it in each way, beside what `--dry-run` plans."""
+    for placement in ("together", "apart"):
+        serving = {"placement": placement} if arguments.engine == "sglang" else {}
+        quiet = {"steps": 2, "evaluation": {"every": 0, "after": False}}
+        settings = job_settings(arguments, **quiet) | ({"serving": serving} if serving else {})
+        with read_used_memory() as used:
+            run = run_job(arguments, f"memory-{placement}", settings)
+        tell("memory of the card, most", max(used) / GIB if used else None, "GiB", placement=placement)
+        for step in read_steps(run)[-1:]:
+            for name, value in step.items():
+                if name.startswith("memory/"):
+                    tell(name, value, placement=placement)
+        tell("steps", len(read_steps(run)), placement=placement)
+
+
+def measure_learning(arguments: argparse.Namespace) -> None:
+    """The job of `--job` on the model of `--policy`: success as it climbs, and where the time goes."""
+    settings = job_settings(arguments, steps=1 if arguments.small else arguments.steps)
+    began = time.perf_counter()
+    steps = read_steps(run_job(arguments, "learning", settings))
+    tell("seconds", time.perf_counter() - began, "s", steps=len(steps))
+    for step in steps:
+        tell("reward", step.get("reward/mean"), step=int(step["step"]))
+    tell("greedy", steps[-1].get("eval/greedy"), step=int(steps[-1]["step"]))
+    for name in sorted({name for step in steps for name in step if re.fullmatch(r"time/\w+", name)}):
+        tell(name, sum(step.get(name, 0.0) for step in steps), "s")
+    apart = [step["mismatch/kl"] for step in steps if "mismatch/kl" in step]
+    tell("mismatch KL, most", max(apart) if apart else None, "nats")
+
+
+def measure_resuming(arguments: argparse.Namespace) -> None:
+    """A job stopped half-way and resumed, beside the same job in one go: equal to the bit, or how far off."""
+    from safetensors.torch import load_file
+
+    quiet = {"evaluation": {"every": 0, "after": False}, "checkpoint": {"every": 1}}
+    whole = run_job(arguments, "whole", job_settings(arguments, steps=2, **quiet))
+    half = run_job(arguments, "half", job_settings(arguments, steps=1, **quiet))
+    run_job(arguments, "half", job_settings(arguments, steps=2, **quiet), "--resume")
+    first, second = (_final_weights(run, load_file) for run in (whole, half))
+    apart = max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
+    tell("equal to the bit", all(torch.equal(first[name], second[name]) for name in first))
+    tell("weights apart, most", apart)
+
+
+def _final_weights(run: Path, load_file: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    newest = max(run.glob("checkpoints/*/"), key=lambda folder: folder.name)
+    found: dict[str, Tensor] = {}
+    for file in newest.rglob("model*.safetensors"):
+        found |= load_file(file)
+    return found
+
+
+PARTS: Mapping[str, Callable[[argparse.Namespace], Any]] = {
+    "floors": measure_floors,
+    "gates": check_gates,
+    "rollouts": measure_rollouts,
+    "publishing": measure_publishing,
+    "update": measure_update,
+    "trl": measure_trl,
+    "memory": measure_memory,
+    "learning": measure_learning,
+    "resuming": measure_resuming,
+}
+DEFAULT_JOB = ROOT / "mtrl_plugins" / "demo" / "jobs" / "default.yaml"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("part", choices=PARTS)
+    options.add_argument("--shape", default="tiny", choices=SHAPES)
+    options.add_argument("--work", type=Path, required=True, help="a folder for models, runs and logs")
+    options.add_argument("--url", default="", help="a running server with the model of --shape")
+    options.add_argument("--engine", default="torch", help="of the parts that run whole jobs")
+    options.add_argument("--options", default="", help="further options of sglang.launch_server")
+    options.add_argument("--job", type=Path, default=DEFAULT_JOB, help="the job that learns")
+    options.add_argument("--policy", type=Path, help="its model")
+    options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--small", action="store_true")
+    arguments = options.parse_args(words)
+    random.seed(0)
+    arguments.model = build_random_model(SHAPES[arguments.shape], arguments.work / arguments.shape, CUDA)
+    work = PARTS[arguments.part]
+    if arguments.part in ("gates", "rollouts", "publishing"):
+        anyio.run(work, arguments)
+    else:
+        work(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""A bundle for a machine without a network is packed, carried in parts, installed, and runs the default job there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distribution, version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OFFLINE = ROOT / ".ci" / "offline"
+PYTHON = ".".join(map(str, sys.version_info[:2]))
+TORCH = ".".join(version("torch").split("+")[0].split(".")[:2])
+OF_THE_MACHINE = ("torch", "datasets", "peft", "transformers", "tensorboard")
+"""What GPU machines hold; the rest of what mtrl needs is carried."""
+WITHOUT_NETWORK = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
+MISSING_PARTS = 3
+SMALL_JOB = "model: demo\ndata: demo\nsteps: 1\nprompts: 2\nn: 2\nevaluation: {every: 0, after: false}\n"
+
+
+def closure(names: tuple[str, ...]) -> set[str]:
+    """These packages and all that they need, as installed here."""
+    found: set[str] = set()
+    open_names = list(names)
+    while open_names:
+        name = re.sub(r"[-_.]+", "-", open_names.pop()).lower()
+        if name in found:
+            continue
+        found.add(name)
+        needs = (need for need in distribution(name).requires or () if "extra ==" not in need)
+        open_names += [match[0] for need in needs if (match := re.match(r"[\w.-]+", need)) and is_installed(match[0])]
+    return found
+
+
+def is_installed(name: str) -> bool:
+    """Whether a package is installed here."""
+    try:
+        distribution(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A Python with torch and what comes with it but nothing of mtrl; and the list of what it holds."""
+    folder = tmp_path_factory.mktemp("machine")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "python")], check=True)
+    (site,) = (folder / "python").glob("lib/python3.*/site-packages")
+    names = closure(OF_THE_MACHINE)
+    for name in names:
+        tops = {file.parts[0] for file in distribution(name).files or () if file.parts[0] not in ("..", "__pycache__")}
+        for top in tops:
+            found = Path(str(distribution(name).locate_file(top)))
+            if not (site / top).exists():
+                (site / top).symlink_to(found)
+    held = folder / "held.txt"
+    held.write_text("".join(f"{name}=={version(name)}\n" for name in sorted(names)))
+    return folder / "python" / "bin" / "python", held
+
+
+@pytest.fixture(scope="module")
+def bundle(machine: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle for that machine, in parts of 3 MB."""
+    folder = tmp_path_factory.mktemp("bundle")
+    command = [sys.executable, str(OFFLINE / "bundle.py"), "--dir", str(folder), "--size", "3M", "--xz-level", "0"]
+    command += ["--python", PYTHON, "--torch", TORCH, "--held", str(machine[1]), "--without-sglang"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def install(bundle: Path, target: Path, python: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the installer where no network is."""
+    command = [*WITHOUT_NETWORK, "bash", str(bundle / "install.sh"), str(target), str(python)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_what_the_machine_holds_and_torch_are_not_carried(bundle: Path) -> None:
+    carried = {
+        pin.partition("==")[0]
+        for pin in json.loads((bundle / "manifest.json").read_text())["contents"]["mtrl"]["packages"]
+    }
+    assert {"mcp", "jsonschema-rs", "docstring-parser", "httptools"} <= carried, "what pyproject.toml names"
+    assert not carried & {"torch", "triton", "transformers", "numpy", "pyarrow"}
+    assert not [name for name in carried if name.startswith("nvidia-")]
+
+
+def test_a_bundle_that_came_in_two_transfers_runs_the_default_job_without_a_network(
+    bundle: Path, machine: tuple[Path, Path], tmp_path: Path
+) -> None:
+    first, target = tmp_path / "first", tmp_path / "target"
+    shutil.copytree(bundle, first)
+    later = sorted(first.glob("*.tar.xz.*"))[MISSING_PARTS:]
+    for part in later:
+        part.unlink()
+    told = install(first, target, machine[0])
+    assert told.returncode == 3 and later[0].name in told.stdout, told.stdout + told.stderr
+    for part in first.glob("*.tar.xz.*"):
+        part.unlink()
+    for part in later:
+        shutil.copy(bundle / part.name, first)
+    told = install(first, target, machine[0])
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert re.search(r"mtrl: [2-9]\d\d modules imported", told.stdout), told.stdout
+
+    work = tmp_path / "work"
+    shutil.copytree(ROOT / "tool_configs", work / "tool_configs")
+    (work / "run.yaml").write_text(SMALL_JOB)
+    shutil.copy(ROOT / "mcp_servers.json", work)
+    inside = f"ip link set lo up && . {target}/env.sh && exec mtrl-train --tools tool_configs/ --config run.yaml"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    job = subprocess.run(
+        [*WITHOUT_NETWORK, "sh", "-c", inside], cwd=work, env=environment, capture_output=True, text=True, check=False
+    )
+    assert job.returncode == 0, job.stdout[-3000:] + job.stderr[-3000:]
+    (metrics,) = work.glob("runs/*/metrics.jsonl")
+    assert json.loads(metrics.read_text().splitlines()[-1])["step"] == 1
+
+
+def test_a_damaged_part_another_python_and_another_torch_are_refused_by_name(
+    bundle: Path, machine: tuple[Path, Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(bundle, broken)
+    part = sorted(broken.glob("*.tar.xz.*"))[1]
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    told = install(broken, tmp_path / "target", machine[0])
+    assert told.returncode == 1 and f"{part.name} is damaged" in told.stderr, told.stderr
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    for key, other, words in (("python", "3.9", f"this is Python {PYTHON}"), ("torch", "1.13", "torch is")):
+        (broken / "manifest.json").write_text(json.dumps(manifest | {key: other}))
+        told = install(broken, tmp_path / "target", machine[0])
+        assert told.returncode == 1 and words in told.stderr and other in told.stderr, told.stderr
+    assert not (tmp_path / "target" / "mtrl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--size", "many"], "'many' is no size; write 64M"),
+        (["--model", "nowhere"], "nowhere holds no config.json"),
+        (["--torch", "99.0", "--without-sglang"], "torch"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_packed(words: list[str], told: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(OFFLINE / "bundle.py"), "--dir", str(tmp_path / "bundle"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode and told in done.stderr and "Traceback" not in done.stderr
+    assert not list((tmp_path / "bundle").glob("*.xz*"))

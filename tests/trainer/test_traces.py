@@ -1,0 +1,207 @@
+"""Traces for SFT: formats of rows, what is refused with its row, and ledgers equal to those of recorded rollouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import ConfigError
+from gateway.types import ToolSpec
+from tests.trainer.conversations import TOOL, calling_turn, make_calls, make_template, text_turn, tool_replies
+from tests.trainer.policy_scripts import HERMES, make_gateway, render_calls, script_by_task
+from tests.trainer.tokenizer_families import FAMILIES, Family
+from trainer.data.row_media import RowMedia
+from trainer.data.traces import RunTraces, TraceOptions, TraceTask, parse_where, read_trace
+from trainer.engine.scripted import ScriptedEngine
+from trainer.parse.choose import load_parser
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout
+from trainer.rollout.settings import ColumnSettings, RolloutLimits
+from trainer.rollout.task import Task
+from trainer.rollout.trace_player import TraceGateway, encode_turns, fit_call_ids, play_trace
+from trainer.storage.rollout_file import RolloutWriter
+from trainer.template import Template
+
+CALL = {"name": "look_up", "arguments": {"word": "gnu"}}
+QUESTION = {"role": "user", "content": "What is a gnu?"}
+SPEC = ToolSpec("look_up", TOOL["function"]["description"], TOOL["function"]["parameters"])
+ROWS: dict[str, dict[str, Any]] = {
+    "messages": {
+        "messages": [
+            QUESTION,
+            {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": CALL}]},
+            {"role": "tool", "content": "an animal"},
+            {"role": "assistant", "content": "#### animal"},
+        ],
+        "tools": [TOOL],
+    },
+    "arguments as text": {
+        "messages": [
+            QUESTION,
+            {"role": "assistant", "tool_calls": [{"id": "x", "function": CALL | {"arguments": '{"word": "gnu"}'}}]},
+            {"role": "tool", "tool_call_id": "x", "content": "an animal"},
+            {"role": "assistant", "content": "#### animal"},
+        ],
+        "tools": json.dumps([TOOL]),
+    },
+    "ShareGPT": {
+        "conversations": [
+            {"from": "human", "value": "What is a gnu?"},
+            {"from": "function_call", "value": json.dumps(CALL)},
+            {"from": "observation", "value": "an animal"},
+            {"from": "gpt", "value": "#### animal"},
+        ],
+        "tools": json.dumps([TOOL["function"]]),
+    },
+}
+
+
+def read(row: dict[str, Any]) -> TraceTask:
+    return read_trace(row, "rows.jsonl:7", RowMedia(ColumnSettings(), Path()))
+
+
+def make_runner(template: Template, **limits: Any) -> RolloutRunner:
+    gateway: Any = TraceGateway((SPEC,))
+    return RolloutRunner(ScriptedEngine({}), template, gateway, RolloutLimits(**limits))
+
+
+def hermes() -> Template:
+    return make_template(HERMES, parser=load_parser("hermes", {"look_up": SPEC.parameters}))
+
+
+@pytest.mark.parametrize("form", ROWS)
+async def test_each_format_gives_the_same_ledger(form: str) -> None:
+    rollout = await play_trace(make_runner(hermes()), read(ROWS[form]))
+    first = await play_trace(make_runner(hermes()), read(ROWS["messages"]))
+    assert rollout.ledger.ids == first.ledger.ids and rollout.ledger.mask == first.ledger.mask
+    text = hermes().tokenizer.decode(
+        [id for id, own in zip(rollout.ledger.ids, rollout.ledger.mask, strict=True) if own]
+    )
+    assert text.count("<|im_end|>") == 2 and "gnu" in text and "an animal" not in text
+
+
+async def test_prompt_and_completion_are_a_trace() -> None:
+    rollout = await play_trace(make_runner(hermes()), read({"prompt": "Say hi", "completion": "hi"}))
+    assert [hermes().decode_turn(turn.ids) for turn in rollout.turns] == ["hi"]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+async def test_trace_of_a_recorded_rollout_has_its_ids_and_mask(family: Family) -> None:
+    template = make_template(family, parser=load_parser(family.parser, {"look_up": SPEC.parameters}))
+    calls = make_calls("gnu")
+    turns = [calling_turn(calls), text_turn("It is an animal.")]
+    task = TraceTask("one", (QUESTION,), rest=(turns[0], *tool_replies(calls, "an animal"), turns[1]), tools=(SPEC,))
+    played = await play_trace(make_runner(template), task)
+    task = fit_call_ids(task, template)
+    turns = list(task.turns)
+    sampled = encode_turns(template.with_tools((SPEC,)), task, (SPEC,))
+    assert [turn.ids for turn in played.turns] == sampled
+    assert all(sum(id in template.stop_ids for id in ids) == 1 and ids[-1] in template.stop_ids for ids in sampled)
+    prompt = template.encode_prompt((QUESTION,), (SPEC,))
+    tail = template.encode_tail(task.rest[1:2], ended=True, calls=turns[0]["tool_calls"])
+    assert played.ledger.ids == prompt + sampled[0] + tail + sampled[1]
+
+
+def add(a: int, b: int) -> int:
+    """Adds."""
+    return a + b
+
+
+async def record(folder: Path, *, examples: bool = False) -> tuple[Rollout, RolloutRunner]:
+    """A rollout of a scripted policy, in a run's folder."""
+    gateway = make_gateway(add)
+    shown = (QUESTION, text_turn("#### animal")) if examples else ()
+    task = Task("one", ({"role": "system", "content": "Be brief."}, *shown, {"role": "user", "content": "Add 1 and 2"}))
+    async with gateway:
+        template = make_template(HERMES, parser=load_parser("hermes", {}))
+        script = script_by_task({"one": (render_calls(("add", {"a": 1, "b": 2})), "#### 3")}, template)
+        runner = RolloutRunner(ScriptedEngine(script), template, gateway)
+        rollout = await runner.run(task, group="1-0-0")
+    with RolloutWriter(folder) as writer:
+        writer.add(rollout)
+    return rollout, runner
+
+
+async def test_trace_of_a_run_keeps_the_ids_that_were_sampled(tmp_path: Path) -> None:
+    rollout, runner = await record(tmp_path)
+    (task,) = RunTraces(tmp_path, TraceOptions())
+    assert isinstance(task, TraceTask)
+    played = await play_trace(runner, task)
+    assert played.ledger.ids == rollout.ledger.ids and played.ledger.mask == rollout.ledger.mask
+
+
+async def test_examples_and_system_prompt_are_left_out_of_what_is_learned(tmp_path: Path) -> None:
+    rollout, runner = await record(tmp_path, examples=True)
+    (task,) = RunTraces(tmp_path, TraceOptions(system="Use tools.", drop_examples=True))
+    assert isinstance(task, TraceTask)
+    assert task.messages == ({"role": "system", "content": "Use tools."}, {"role": "user", "content": "Add 1 and 2"})
+    played = await play_trace(runner, task)
+    assert [turn.ids for turn in played.turns] == [turn.ids for turn in rollout.turns]
+
+
+async def test_turn_of_weight_zero_is_read_and_not_learned() -> None:
+    row = {"messages": [QUESTION, text_turn("I guess.") | {"weight": 0}, QUESTION, text_turn("#### animal")]}
+    rollout = await play_trace(make_runner(hermes()), read(row))
+    assert [bool(turn.info) for turn in rollout.turns] == [True, False]
+    assert rollout.turns[0].info["left_out"] == [[0, len(rollout.turns[0].ids)]]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"messages": [QUESTION]}, "messages: has no turn of the assistant"),
+        ({"messages": [text_turn("hi")]}, "has nothing before the assistant's first turn"),
+        ({"messages": [QUESTION, {"role": "assistant", "reasoning_content": "hm"}]}, "messages[1]: is only reasoning"),
+        ({"messages": [QUESTION, text_turn("")]}, "messages[1]: is empty"),
+        ({"messages": [QUESTION, text_turn("x") | {"weight": 0}]}, "no turn of the assistant with a weight"),
+        ({"messages": [QUESTION, text_turn("x") | {"weight": 2}]}, "messages[1].weight: is 2"),
+        ({"messages": [{"role": "robot", "content": "x"}, text_turn("x")]}, "messages[0].role: is 'robot'"),
+        ({"prompt": 3, "completion": "x"}, "prompt: is no list of messages"),
+        ({"conversations": [{"from": "alien", "value": "x"}]}, "conversations[0]: is no turn of ShareGPT"),
+        ({"messages": [QUESTION, text_turn("x")], "tools": [{}]}, "tools: are no schemas of tools"),
+        (
+            {"messages": [QUESTION, {"role": "assistant", "tool_calls": [{"function": {}}]}]},
+            "function.name: is missing",
+        ),
+        ({"text": "x"}, "messages: is missing"),
+    ],
+)
+def test_row_that_cannot_be_learned_is_named(row: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(row)
+    assert "rows.jsonl:7" in str(caught.value) and words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        (text_turn('<tool_call>\n{"name": "look_up", "arguments": {"word": "gnu"}}\n</tool_call>'), "has the calls []"),
+        (text_turn("<tool_call>\n{oops\n</tool_call>"), "is not read back as calls"),
+        (text_turn("<think>\nhm\n</think>\n\n"), "is only reasoning"),
+    ],
+)
+async def test_turn_that_the_parser_reads_otherwise_is_named(turn: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await play_trace(make_runner(hermes()), read({"messages": [QUESTION, turn], "tools": [TOOL]}))
+    assert "rows.jsonl:7: messages[1]" in str(caught.value) and words in str(caught.value)
+
+
+async def test_trace_that_is_too_long_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"rows.jsonl:7: does not fit into `limits.rollout_tokens` \(20\)"):
+        await play_trace(make_runner(hermes(), rollout_tokens=20), read(ROWS["messages"]))
+
+
+async def test_conditions_choose_rollouts(tmp_path: Path) -> None:
+    rollout, _ = await record(tmp_path)
+    for text, holds in {
+        "": True, "turns = 2": True, "calls > 0 and turns<=2": True, "calls > 1": False, "step == 1": True,
+        "stop == done": True, "task != 'one'": False, "reward >= 1": False, "accuracy > 0": False,
+    }.items():  # fmt: skip
+        assert parse_where(text)(rollout) is holds, text
+    with pytest.raises(ConfigError, match="is no condition"):
+        parse_where("reward is good")
+    with pytest.raises(ConfigError, match="has no rollout where calls > 1"):
+        RunTraces(tmp_path, TraceOptions("calls > 1"))
