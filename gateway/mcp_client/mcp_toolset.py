@@ -30,6 +30,7 @@ from gateway.mcp_client.errors import CloseReason, UpstreamError
 from gateway.mcp_client.listing import ToolListing, read_listing
 from gateway.mcp_client.mcp_session import McpSession, ResultParser, ResultParsers
 from gateway.mcp_client.pool import ConnectionPool, LeasedConnections, SharedConnection, unavailable_error
+from gateway.mcp_client.protocol_version import NegotiatedProtocol
 from gateway.mcp_client.rollout_folder import RolloutIdentity, to_policy
 from gateway.mcp_client.server_requests import with_answers
 from gateway.mcp_client.server_status import RESTARTED_BY_HAND, ServerLog, ServerStatus, StateTracker
@@ -81,7 +82,7 @@ class McpToolset:
         """Whether somebody else tells that it cannot be started, unless it is optional."""
         self.listing, self.log = ToolListing(), ServerLog()
         self._transport_name: TransportName | None = None
-        self._probe = True
+        self._probe, self._is_modern_only, self._was_refused = True, False, False
         self._protocol: tuple[str, Mapping[str, Any], str | None] = "", {}, None
         self._state = StateTracker(name, is_process=config.command is not None)
         self.cuts: Counter[str] = Counter()
@@ -226,6 +227,7 @@ class McpToolset:
             name, self.config, self.services, self.name, self._wanted_version, rollout, self.credentials, self.log
         )
         connection = Connection(transport, self._handle_notification, shared=self.is_shared, cuts=self.cuts)
+        connection.on_refusal = self._note_refusal
         self._tasks.start_soon(self._run_connection, connection)
         return connection
 
@@ -268,8 +270,7 @@ class McpToolset:
         failures: list[tuple[TransportName, CloseReason]] = []
         for name in (self._transport_name,) if self._transport_name else candidate_transports(self.config):
             self._transport_name = name
-            connection = await self.pool.connect()
-            await connection.handshake_done.wait()
+            connection = await self._open_best_version()
             if connection.is_usable and await self._load_listing(connection, deadline):
                 self._state.record_success()
                 return connection
@@ -280,6 +281,45 @@ class McpToolset:
             self._state.record_attempt(failures[-1][1])
         self._set_down(failures)
         return None
+
+    async def _open_best_version(self) -> Connection:
+        """A connection in the version in which the server offers most.
+
+        Some servers of both eras announce no changes in the modern one, or ask nobody, as a refusal may have told; the
+        handshake is tried then.
+        """
+        connection = await self._open_connection()
+        if not connection.is_usable or self.config.protocol != "auto" or self._is_modern_only:
+            return connection
+        protocol = connection.protocol
+        if not protocol.is_modern or protocol.has_tasks or not self._is_lacking(protocol):
+            return connection
+        connection.close("the handshake is tried, since the server offers less in the modern version")
+        await connection.released.wait()
+        self._probe = False
+        if (by_handshake := await self._open_connection()).is_usable:
+            return by_handshake
+        self._probe = self._is_modern_only = True
+        await by_handshake.released.wait()
+        return await self._open_connection()
+
+    def _is_lacking(self, protocol: NegotiatedProtocol) -> bool:
+        tools = protocol.capabilities.get("tools")
+        return self._was_refused or (isinstance(tools, Mapping) and tools.get("listChanged") is not True)
+
+    def _note_refusal(self, connection: Connection) -> bool:
+        """Connects in an older version from now on, if that was not tried before; calls under way may finish."""
+        if self.config.protocol != "auto" or self._is_modern_only or not self._probe:
+            return False
+        self._was_refused, self._probe = True, self.is_shared
+        if self.is_shared:
+            connection.retire("the server asks nobody in the modern version")
+        return True
+
+    async def _open_connection(self) -> Connection:
+        connection = await self.pool.connect()
+        await connection.handshake_done.wait()
+        return connection
 
     async def _load_listing(self, connection: Connection, deadline: float) -> bool:
         try:

@@ -36,7 +36,7 @@ from mcp_types.version import (
 )
 
 from gateway.mcp_client.errors import UpstreamError
-from gateway.mcp_client.tasks import TASK_METHODS, declare_tasks
+from gateway.mcp_client.tasks import TASK_METHODS, TASKS_EXTENSION, declare_tasks
 from gateway.types import Context, Outcome
 
 CLIENT_CAPABILITIES: Mapping[str, Any] = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {}}
@@ -66,6 +66,11 @@ class NegotiatedProtocol:
     @property
     def is_modern(self) -> bool:
         return self.version in MODERN_PROTOCOL_VERSIONS
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether long calls may become tasks."""
+        return TASKS_EXTENSION in _as_mapping(self.capabilities.get("extensions"))
 
     def prepare_request(
         self, method: str, params: Mapping[str, Any], context: Context

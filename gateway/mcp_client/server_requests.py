@@ -5,6 +5,7 @@ Older protocol versions send them over the connection; modern ones return `input
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,22 @@ def _choose_handler(method: str, candidates: list[PendingRequest]) -> RequestHan
             "the operator can set `isolation: session` for this server",
         )
     return handlers[0]
+
+
+_REFUSAL = re.compile(
+    r"(?:elicit|sampling|roots|server-initiated|server-to-client).{0,400}(?:\b20\d\d-\d\d-\d\d\b|back-channel)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def refuses_to_ask(result: Mapping[str, Any]) -> bool:
+    """Whether a tool's error says that its caller cannot be asked in a modern version; no code tells it."""
+    if result.get("isError") is not True:
+        return False
+    match result.get("content"):
+        case [{"text": str(text)}]:
+            return _REFUSAL.search(text, 0, 1000) is not None
+    return False
 
 
 SendRequest = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]

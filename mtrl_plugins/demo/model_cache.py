@@ -29,7 +29,7 @@ def find_or_build_model(
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         with TemporaryFolder(cache) as temporary:
-            _move_into_place(_build_model(temporary.path / "model", recipe, report), folder)
+            move_into_place(_build_model(temporary.path / "model", recipe, report), folder)
     return folder
 
 
@@ -53,7 +53,7 @@ def _build_model(folder: Path, recipe: Recipe, report: Progress) -> Path:
     return folder
 
 
-def _move_into_place(built: Path, folder: Path) -> None:
+def move_into_place(built: Path, folder: Path) -> None:
     """Renames the complete folder. If another process was first, its folder is used."""
     try:
         built.rename(folder)

@@ -253,7 +253,7 @@ async def compare_policies(
         progress.begin_phase(f"{EVALUATING} {words.replace('_', ' ')}")
         variants[name] = await _evaluate_variant(job, engine, tasks, progress, greedy=name.startswith("greedy"))
         progress.console.print(f"{name.replace('_', ' ')}: {_format_rate(variants[name].all)}", markup=False)
-        await to_thread.run_sync(_save_rollouts, run / EVALUATION_FOLDER / name, variants[name])
+        await to_thread.run_sync(save_rollouts, run / EVALUATION_FOLDER / name, variants[name])
     comparison = Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out)
     file = run / EVALUATION_FOLDER / COMPARISON_FILE
     try:
@@ -272,7 +272,7 @@ async def _evaluate_variant(
     return await evaluate(runner, job.scorer, tasks, job.settings.concurrency)
 
 
-def _save_rollouts(folder: Path, evaluation: Evaluation) -> None:
+def save_rollouts(folder: Path, evaluation: Evaluation) -> None:
     """Replaces the rollouts of an evaluation that was not completed; `mtrl-train show` reads them."""
     shutil.rmtree(folder, ignore_errors=True)
     with RolloutWriter(folder) as writer:
