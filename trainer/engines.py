@@ -79,6 +79,13 @@ def engine_notes(capabilities: Capabilities) -> Iterator[str]:
         yield f"note: the {capabilities.name} engine {note}"
 
 
+def has_gpu() -> bool:
+    """Whether CUDA is available."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def can_use_sglang() -> bool:
     """Whether CUDA and SGLang are available."""
     import torch

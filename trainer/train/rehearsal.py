@@ -173,7 +173,7 @@ async def rehearse(job: Job) -> list[Finding]:
         problem = (
             f"no turn of scripted rollouts was played: the prompt of {task.location} takes all tokens of a rollout"
         )
-        return [*findings, Finding("note", problem, "raise `limits.rollout_tokens`, or shorten the prompt")]
+        return [*findings, Finding("wrong", problem, "raise `limits.rollout_tokens`, or shorten the prompt")]
     group = await job.scorer.score(task, rollouts, log_failures=False)
     return [*findings, *_check_rewards(job, group), *_check_loss(job, group)]
 
