@@ -212,7 +212,7 @@ def _time_updates(
     kernel_context: AbstractContextManager[Any],
     **labels: Any,
 ) -> None:
-    policy = Policy.load(model, UpdateSettings(lr=1e-6, tokens=tokens))
+    policy = Policy.load(model, UpdateSettings(lr=1e-6, micro_batch_tokens=tokens))
     batch = make_batch(shape)
     total = sum(len(sequence.ids) for sequence in batch.sequences)
     updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
@@ -240,7 +240,7 @@ def measure_trl(arguments: argparse.Namespace) -> None:
         return skip("update", f"TRL: {error}", by="TRL")
     shape = SHAPES[arguments.shape]
     tokens = 256 if arguments.small else MICRO_BATCHES[0]
-    policy = Policy.load(arguments.model, UpdateSettings(lr=1e-6, tokens=tokens))
+    policy = Policy.load(arguments.model, UpdateSettings(lr=1e-6, micro_batch_tokens=tokens))
     batch = make_batch(shape)
     updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
     norm = updater.train_step(batch)["update/grad_norm"]

@@ -120,13 +120,13 @@ def _check_traces(job: Job) -> Iterator[Finding]:
 def _check_adapters(job: Job) -> Iterator[Finding]:
     """Targets of LoRA that no layer has: where others have one, such a target would be left out silently."""
     lora = job.settings.update.lora
-    if lora is None or not lora.targets:
+    if lora is None or not lora.target_modules:
         return
-    unknown, layers = find_unknown_targets(load_meta_model(job.model), lora.targets)
+    unknown, layers = find_unknown_targets(load_meta_model(job.model), lora.target_modules)
     for target in unknown:
         near = closest_match(target, layers)
         remedy = f"did you mean {near!r}?" if near else f"name some of {', '.join(layers)}"
-        yield Finding("wrong", f"update.lora.targets: the model has no layer {target!r}", remedy)
+        yield Finding("wrong", f"update.lora.target_modules: the model has no layer {target!r}", remedy)
 
 
 def _check_stop_ids(template: Template) -> Iterator[Finding]:

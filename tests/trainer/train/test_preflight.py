@@ -78,7 +78,7 @@ async def test_a_limit_that_prompts_exceed_is_compared_with_the_longest_and_the_
 
 async def test_adapters_for_layers_that_the_model_lacks_are_refused_even_beside_ones_that_it_has(job: Job) -> None:
     targets = ("q_proj", "layers.0.mlp.up_proj", "v_porj", "nothing_like_it")
-    adapted = with_settings(job).settings.update.model_copy(update={"lora": LoraSettings(targets=targets)})
+    adapted = with_settings(job).settings.update.model_copy(update={"lora": LoraSettings(target_modules=targets)})
     settings = job.settings.model_copy(update={"update": adapted})
     misspelt, unknown = find_problems(replace(job, settings=settings))
     assert misspelt.grade == "wrong" and "the model has no layer 'v_porj'" in misspelt.text
