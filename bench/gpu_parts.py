@@ -211,7 +211,7 @@ def _time_updates(
     kernel: str = "",
 ) -> None:
     """One combination; `kernel` is that of the blocks, in place of the one kernel for a whole forest."""
-    policy = Policy.load(model, UpdateSettings(lr=1e-6, tokens=tokens))
+    policy = Policy.load(model, UpdateSettings(lr=1e-6, micro_batch_tokens=tokens))
     reader = policy.logprob_reader
     reader.one_kernel = reader.one_kernel and not kernel
     attention = "one kernel" if reader.one_kernel and forest else kernel or "chosen by torch"
@@ -243,7 +243,7 @@ def measure_trl(arguments: argparse.Namespace) -> None:
         return skip("update", f"TRL: {error}", by="TRL")
     shape = SHAPES[arguments.shape]
     tokens = 256 if arguments.small else MICRO_BATCHES[0]
-    policy = Policy.load(arguments.model, UpdateSettings(lr=1e-6, tokens=tokens))
+    policy = Policy.load(arguments.model, UpdateSettings(lr=1e-6, micro_batch_tokens=tokens))
     batch = make_batch(shape)
     updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
     norm = updater.train_step(batch)["update/grad_norm"]

@@ -29,7 +29,7 @@ def measure_trl_update(
     model: Path, rows: Sequence[BatchRow], siblings: int, update: UpdateSettings, updates: int
 ) -> Mapping[str, Any]:
     """TRL's version, seconds of each step and gradient norm; RuntimeError if it cannot be installed or fails."""
-    rows_at_once = micro_batch_rows(len(rows), max(len(row.ids) for row in rows), update.tokens)
+    rows_at_once = micro_batch_rows(len(rows), max(len(row.ids) for row in rows), update.micro_batch_tokens)
     job = {
         "model": str(model),
         "rows": [_row_to_json(row) for row in rows],
@@ -38,7 +38,7 @@ def measure_trl_update(
         "updates": updates,
         "lr": update.lr,
         "betas": update.betas,
-        "clip": update.clip,
+        "clip": update.max_grad_norm,
         "threads": torch.get_num_threads(),
     }
     python, env = find_trl()
