@@ -138,7 +138,7 @@ def _load_template(settings: RolloutSettings, gateway: AnyGateway) -> tuple[Temp
         ]
     except TemplateError as error:
         return None, [Finding("wrong", error.problem, error.remedy)]
-    text = f"{weights.parameters:,} parameters in {weights.files} weight files, all of them whole"
+    text = f"{weights.parameters:,} parameters in {weights.files} weight file{'s'[: weights.files != 1]}, all whole"
     return template, [Finding("ok", text)] if weights.files else []
 
 

@@ -122,7 +122,7 @@ async def test_leaving_the_block_cancels_all_calls_and_closes_all_sessions() -> 
     tool = BlockingTool()
     async with open_harness({"hangs": blocking_turns("hangs"), "*": ("done",)}, tool.block) as harness:
         harness.engine.hold("2/writes/0")
-        async with harness.make_scheduler(1, open=4).submit(
+        async with harness.make_scheduler(1, inflight_rollouts=4).submit(
             make_tasks("hangs", "quick", "writes", "hangs", "hangs", "late")
         ) as groups:
             assert (await anext(groups)).task.id == "quick"
@@ -146,7 +146,7 @@ async def test_300_rollouts_with_slow_and_failing_tools_each_finish_once() -> No
     texts = (*(render_calls(*[("work", {"step": step})] * (1 + step % 2)) for step in range(3)), "It is #### 7")
     names = [f"t{number}" for number in range(60)]
     async with open_harness({"*": texts}, work) as harness:
-        groups = await harness.run_all(make_tasks(*names, truth="7"), 5, open=120, writing=16)
+        groups = await harness.run_all(make_tasks(*names, truth="7"), 5, inflight_rollouts=120, running_requests=16)
     snapshot = harness.counts.snapshot()
     assert sorted(group.task.id for group in groups) == sorted(names)
     for group in groups:

@@ -93,9 +93,7 @@ def test_mixed_content_has_the_same_widths_in_engine_and_training(
 
 def test_probe_finds_a_template_that_drops_images(sees: Path, dropping: Path) -> None:
     assert probe(Template.load(sees)).is_ok
-    with pytest.raises(
-        TemplateError, match=r"(?s)the template drops images of tools.*set `template\.images: user_message`"
-    ):
+    with pytest.raises(TemplateError, match=r"(?s)the template drops images of tools"):
         probe(Template.load(dropping)).raise_if_failed()
     assert probe(Template.load(dropping), tools=False).is_ok
     assert probe(Template.load(dropping, settings=Settings(images="user_message"))).is_ok
