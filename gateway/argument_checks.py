@@ -10,14 +10,16 @@ import json
 import math
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import anyio
 
 from gateway.bounded_json import loads
-from gateway.native.function import FunctionPath
-from gateway.native.process_pool import ProcessPool
 from gateway.schema import ArgumentChecker, SchemaError, SlowCheckError
 from gateway.types import Outcome, Text
+
+if TYPE_CHECKING:
+    from gateway.native.process_pool import ProcessPool
 
 MAX_LENGTH = 1_048_576
 """Longer arguments are refused unread."""
@@ -37,12 +39,22 @@ class ArgumentChecks:
 
     def __init__(self) -> None:
         self._slots = anyio.Semaphore(MAX_PROCESSES)
-        function = FunctionPath(f"{__name__}:explain_in_child")
-        self._processes = ProcessPool(function, "argument check", max_processes=MAX_PROCESSES)
+        self._processes: ProcessPool | None = None
 
     async def close(self) -> None:
         """Ends the child processes."""
-        await self._processes.close()
+        if self._processes is not None:
+            await self._processes.close()
+
+    def _find_pool(self) -> ProcessPool:
+        """The child processes; most runs never need any, nor what starts them."""
+        if self._processes is None:
+            from gateway.native.function import FunctionPath
+            from gateway.native.process_pool import ProcessPool
+
+            function = FunctionPath(f"{__name__}:explain_in_child")
+            self._processes = ProcessPool(function, "argument check", max_processes=MAX_PROCESSES)
+        return self._processes
 
     async def explain_error(
         self, checker: ArgumentChecker, arguments: str, call_timeout_s: Callable[[], float] = lambda: math.inf
@@ -63,7 +75,7 @@ class ArgumentChecks:
         with anyio.move_on_after(call_timeout_s):
             async with self._slots:
                 request = {"parameters": json.dumps(checker.parameters), "arguments": arguments}
-                result = await self._processes.call(request)
+                result = await self._find_pool().call(request)
             if result.outcome is Outcome.OK:
                 return "".join(part.text for part in result.parts if isinstance(part, Text)) or None
             if result.outcome is Outcome.UNKNOWN:

@@ -11,7 +11,7 @@ The kernel is compiled once for each length of a ladder, whatever the forests ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -112,6 +112,6 @@ def ladder_length(nodes: int) -> int:
 
 
 @cache
-def _kernel(kind: str) -> Callable[..., Any]:
+def _kernel(kind: str) -> Any:
     """Compiled on a GPU. On a CPU, where it can't be differentiated, it is only compared with the blocks."""
     return torch.compile(flex_attention, dynamic=False) if kind == "cuda" else flex_attention

@@ -45,7 +45,7 @@ def choose_rates(update: UpdateSettings, parameters: int, steps: int | None = No
 
 def keep_rates(update: UpdateSettings, saved: UpdateSettings) -> UpdateSettings:
     """The settings of a run that is resumed: rates that they leave open are those that the run has."""
-    names = [name for name in ("lr", "warmup_steps") if getattr(update, name) is None]
+    names = [name for name in ("lr", "warmup_steps", "decay_steps") if getattr(update, name) is None]
     critic = update.critic
     if critic and critic.lr is None and saved.critic:
         critic = critic.model_copy(update={"lr": saved.critic.lr})

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from trainer.policy.flex_forest import PreOrder, number_in_pre_order
+if TYPE_CHECKING:
+    from trainer.policy.flex_forest import PreOrder
 
 MAX_BLOCK_NODES = 512
 """Largest block with a mask; longer rows are faster alone, without a mask."""
@@ -114,6 +115,8 @@ def build_forest(ids_T: Tensor, sequence_T: Tensor, one_kernel: bool = False) ->
     device = ids_T.device
     first_U, depth_U, node_T = (torch.tensor(values, device=device) for values in (first_tokens, depths, node_by_token))
     if one_kernel:
+        from trainer.policy.flex_forest import number_in_pre_order
+
         pre_order = number_in_pre_order(parents, device)
         return PrefixForest(ids_T[first_U], depth_U, node_T, pre_order.place_U, pre_order=pre_order)
     blocks, outputs = _arrange_blocks(list(_group_rows(rows)), len(first_tokens))

@@ -28,7 +28,6 @@ from trainer.data.tasks import (
     load_example,
     require_example,
 )
-from trainer.data.traces import TraceOptions, load_traces
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.engine.base import Engine
 from trainer.engines import Log, WeightSource, leave_gpus, make_engine
@@ -131,6 +130,8 @@ def _load_source(name: str, settings: TrainSettings, objects: JobObjects) -> Seq
         return load_example(name).make_tasks(settings, held_out=False)
     require_example(name, "data")
     if settings.sft is not None:
+        from trainer.data.traces import TraceOptions, load_traces
+
         return load_traces(settings, name, TraceOptions(**settings.sft.model_dump()))
     return load_data(settings, name)
 

@@ -22,7 +22,6 @@ from trainer.rollout.scheduler import Group, Scheduler
 from trainer.rollout.task import Task
 from trainer.train.collect import StepCollector, StepRollouts, count_token_ages, group_order
 from trainer.train.settings import TrainSettings
-from trainer.train.trace_source import TraceSource
 
 
 class BackgroundTasks:
@@ -215,6 +214,8 @@ class RolloutSource(Protocol):
 def make_rollout_source(collector: StepCollector, task_stream: TaskStream, version: Callable[[], int]) -> RolloutSource:
     """Makes the source for the configured mode; `version` returns the version of the present weights."""
     if collector.settings.sft is not None:
+        from trainer.train.trace_source import TraceSource
+
         return TraceSource(collector, task_stream)
     match collector.settings.mode:
         case "synchronous":

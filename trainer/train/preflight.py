@@ -14,7 +14,6 @@ from gateway.feedback.base import plain_text
 from gateway.types import ToolSpec
 from trainer.algorithms.train_batch import can_learn_from_single_rollouts
 from trainer.data.tasks import CHECKED_TASKS, example_names, iterate_texts
-from trainer.data.traces import TraceTask, iterate_problems
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.distributed.settings import count_ranks, count_shards
 from trainer.engine.base import EngineError
@@ -27,7 +26,6 @@ from trainer.reward.functions import find_truth_problem
 from trainer.rollout.loop import add_instructions
 from trainer.rollout.steppers import StepperFactory
 from trainer.rollout.task import Task
-from trainer.rollout.trace_player import encode_turns, fit_call_ids
 from trainer.template import Template, TemplateError
 from trainer.template.media_layout import has_media
 from trainer.train.checkpoint import forecast_checkpoints
@@ -131,6 +129,8 @@ def _check_group_size(job: Job) -> Iterator[Finding]:
 
 def _check_traces(job: Job) -> Iterator[Finding]:
     """Traces that the template cannot write, or whose calls its parser does not read back."""
+    from trainer.data.traces import TraceTask, iterate_problems  # only `sft` has any
+    from trainer.rollout.trace_player import encode_turns, fit_call_ids
 
     def check(task: TraceTask) -> None:
         specs, template = task.offered(job.gateway.specs), job.template
