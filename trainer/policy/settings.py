@@ -84,7 +84,11 @@ class UpdateSettings(FrozenModel):
     epochs: PositiveInt = 1
     """Passes over a training step's batch."""
     tokens: PositiveInt = 8192
-    """Tokens of a micro-batch; gradients are accumulated over micro-batches. A longer rollout is alone in one."""
+    """Tokens of a micro-batch, of which a prefix that rollouts share counts once and an eighth for each further one;
+    gradients are accumulated over micro-batches. A longer rollout is alone in one."""
+    threads: PositiveInt | None = None
+    """Threads of an update on a CPU. By default as many as are measured at the start to pay, and 1 for a model below 20
+    million parameters; with 1, a resumed run is the same to the last bit on any machine."""
     chunk: PositiveInt = 1024
     """Tokens whose logits are in memory at once, which bounds the memory for a large vocabulary."""
     checkpointing: bool = False
