@@ -109,7 +109,7 @@ class MeteredEngine:
 async def serve(count: int, barrier: int = 0) -> AsyncIterator[tuple[MeteredEngine, list[AgentSession], str]]:
     """The endpoint with so many open sessions."""
     engine = MeteredEngine(ScriptedEngine(lambda ids, sampling, key: CALL), barrier)
-    limits = RolloutLimits(assistant_turns=10_000, rollout_tokens=10_000_000, turn_tokens=2000, wall_s=TIMEOUT_S)
+    limits = RolloutLimits(assistant_turns=10_000, rollout_tokens=10_000_000, turn_tokens=2000, timeout_s=TIMEOUT_S)
     async with make_gateway() as gateway, AgentHost(AgentSettings(external=True)) as host, AsyncExitStack() as stack:
         runner = AgentRunner(engine, TEMPLATE, gateway, limits, host=host)
         sessions = [AgentSession(runner, host.settings, RolloutIdentity(f"r{index}")) for index in range(count)]

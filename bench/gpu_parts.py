@@ -27,7 +27,7 @@ import torch  # noqa: E402
 import yaml  # noqa: E402
 from gpu_flops import count_computed, peak_flops, update_flops  # noqa: E402
 from gpu_idle import GpuIdleMeter, read_used_memory  # noqa: E402
-from gpu_trl import measure_trl_update  # noqa: E402
+from gpu_trl import find_trl, measure_trl_update  # noqa: E402
 from gpu_workload import (  # noqa: E402
     SHAPES,
     ModelShape,
@@ -212,7 +212,7 @@ def _time_updates(
     kernel_context: AbstractContextManager[Any],
     **labels: Any,
 ) -> None:
-    policy = Policy.load(model, UpdateSettings(lr=1e-6, tokens=tokens))
+    policy = Policy.load(model, UpdateSettings(lr=1e-6, micro_batch_tokens=tokens))
     batch = make_batch(shape)
     total = sum(len(sequence.ids) for sequence in batch.sequences)
     updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
@@ -234,9 +234,13 @@ def _time_updates(
 
 def measure_trl(arguments: argparse.Namespace) -> None:
     """TRL's update on the same rows with as many tokens at once, alone on the card."""
+    try:
+        find_trl()
+    except RuntimeError as error:
+        return skip("update", f"TRL: {error}", by="TRL")
     shape = SHAPES[arguments.shape]
     tokens = 256 if arguments.small else MICRO_BATCHES[0]
-    policy = Policy.load(arguments.model, UpdateSettings(lr=1e-6, tokens=tokens))
+    policy = Policy.load(arguments.model, UpdateSettings(lr=1e-6, micro_batch_tokens=tokens))
     batch = make_batch(shape)
     updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
     norm = updater.train_step(batch)["update/grad_norm"]

@@ -29,7 +29,7 @@ def measure_trl_update(
     model: Path, rows: Sequence[BatchRow], siblings: int, update: UpdateSettings, updates: int
 ) -> Mapping[str, Any]:
     """TRL's version, seconds of each step and gradient norm; RuntimeError if it cannot be installed or fails."""
-    rows_at_once = micro_batch_rows(len(rows), max(len(row.ids) for row in rows), update.tokens)
+    rows_at_once = micro_batch_rows(len(rows), max(len(row.ids) for row in rows), update.micro_batch_tokens)
     job = {
         "model": str(model),
         "rows": [_row_to_json(row) for row in rows],
@@ -38,10 +38,10 @@ def measure_trl_update(
         "updates": updates,
         "lr": update.lr,
         "betas": update.betas,
-        "clip": update.clip,
+        "clip": update.max_grad_norm,
         "threads": torch.get_num_threads(),
     }
-    python, env = _find_trl()
+    python, env = find_trl()
     with TemporaryDirectory() as folder:
         file, out = Path(folder) / "job.json", Path(folder) / "result.json"
         file.write_text(json.dumps(job))
@@ -67,7 +67,7 @@ def micro_batch_rows(rows: int, longest: int, max_tokens: int) -> int:
     return max(size for size in sizes if size == 1 or size * longest <= max_tokens)
 
 
-def _find_trl() -> tuple[str, Mapping[str, str]]:
+def find_trl() -> tuple[str, Mapping[str, str]]:
     """The Python that has TRL, and its environment variables."""
     env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     if python := os.environ.get(PYTHON_VARIABLE):

@@ -28,9 +28,10 @@ from trainer.algorithms.train_batch import TrainBatch, TrainSequence  # noqa: E4
 from trainer.engine.base import Capabilities, Generation, OnIds, Sampling  # noqa: E402
 from trainer.engine.sglang.http_client import SGLangClient  # noqa: E402
 from trainer.engine.sglang.sglang_engine import SGLangEngine  # noqa: E402
+from trainer.rollout.admission import Admission  # noqa: E402
 from trainer.rollout.loop import RolloutRunner  # noqa: E402
 from trainer.rollout.scheduler import Group, Scheduler  # noqa: E402
-from trainer.rollout.settings import AdmissionSettings, RolloutLimits  # noqa: E402
+from trainer.rollout.settings import ConcurrencySettings, RolloutLimits  # noqa: E402
 from trainer.rollout.task import Task  # noqa: E402
 from trainer.template import Settings, Template  # noqa: E402
 from trainer.view.counters import RolloutCounters  # noqa: E402
@@ -156,7 +157,8 @@ async def run_rollouts(engine: SGLangEngine, shape: ModelShape, name: str) -> Ro
     total = shape.groups * shape.siblings
     async with make_gateway(work, at_once=4096) as gateway:
         runner = RolloutRunner(recorder, template, gateway, limits, stepper=AlwaysCalls(), observer=counters)  # type: ignore[arg-type]
-        scheduler = Scheduler(runner, shape.siblings, admission=AdmissionSettings(open=total, writing=total))
+        admission = Admission(ConcurrencySettings(inflight_rollouts=total, running_requests=total))
+        scheduler = Scheduler(runner, shape.siblings, admission=admission)
         opening = make_text(template, shape.prompt)
         tasks = [Task(f"{name}-{number}", ({"role": "user", "content": f"{number} {opening}"},))
                  for number in range(shape.groups)]  # fmt: skip

@@ -63,8 +63,8 @@ async def _evaluate_with(run: Path, show: Show, rows: int | None) -> Evaluation:
             async with TorchEngine(load_model(checkpoint.folder), image_processor=template.image_processor) as engine:
                 greedy = Sampling(temperature=0, banned_ids=template.banned_ids)
                 runner = RolloutRunner(engine, template, gateway, settings.limits, greedy)
-                tasks = DemoTasks(load_demo("sight"), HELD_OUT_SEED, rows or settings.evaluation.rows, "held_out")
-                return await evaluate(runner, Scorer(settings.reward), tasks, settings.admission, "kind")
+                tasks = DemoTasks(load_demo("sight"), HELD_OUT_SEED, rows or settings.evaluation.final_rows, "held_out")
+                return await evaluate(runner, Scorer(settings.reward), tasks, settings.concurrency, "kind")
 
 
 def _write_tool_files(folder: Path, show: Show) -> dict[str, object]:

@@ -81,7 +81,7 @@ def build_model(folder: Path, size: str) -> None:
 def write_job(folder: Path, model: Path, size: str, checkpointing: bool, lora: bool) -> Path:
     """Writes a run file, tasks and a reward; two micro-batches are half of the rollouts each."""
     tokens, rollouts = TOKENS[size], ROLLOUTS[size]
-    update: dict[str, Any] = {"tokens": tokens * rollouts // 2, "checkpointing": checkpointing}
+    update: dict[str, Any] = {"micro_batch_tokens": tokens * rollouts // 2, "gradient_checkpointing": checkpointing}
     settings = {
         "model": str(model),
         "engine": "torch",
@@ -94,7 +94,7 @@ def write_job(folder: Path, model: Path, size: str, checkpointing: bool, lora: b
         "n": rollouts,
         "update": update | ({"lora": {}} if lora else {}),
         "limits": {"rollout_tokens": tokens, "turn_tokens": tokens, "assistant_turns": 1},
-        "admission": {"writing": rollouts},
+        "concurrency": {"running_requests": rollouts},
         "reward": {"components": {"rank": {"function": str(folder / "reward.py:rank"), "weight": 1.0}}},
         "evaluation": {"every": 0},
     }

@@ -73,7 +73,7 @@ BASE: dict[str, Any] = {
     "reward": {"components": {"varied": {"function": "tools/bench_tools.py:varied"}}},
     "template": {"sanity": "ignore_strippable"},
     "limits": {"assistant_turns": 6, "tool_calls": 6, "turn_tokens": 40, "rollout_tokens": 200},
-    "admission": {"open": 256, "writing": 128},
+    "concurrency": {"inflight_rollouts": 256, "running_requests": 128},
     "algorithm": {"name": "dapo"},
     "update": {"lr": 1e-9},
     "evaluation": {"every": 0},
@@ -125,7 +125,9 @@ def train_model(folder: Path) -> Path:
     """A demo model that calls its tools, which it does after some steps."""
     outcome = {"components": {"outcome": {"function": "outcome"}}}
     run_job(
-        folder, "model", {**BASE, "prompts": 16, "steps": 25, "update": {"lr": 1e-3, "warmup": 5}, "reward": outcome}
+        folder,
+        "model",
+        {**BASE, "prompts": 16, "steps": 25, "update": {"lr": 1e-3, "warmup_steps": 5}, "reward": outcome},
     )
     return max((folder / "model" / "checkpoints").iterdir())
 

@@ -66,7 +66,8 @@ def make_settings(model: Path, rollouts: int) -> TrainSettings:
     return TrainSettings.model_validate(
         {
             "model": str(model), "data": "x", "prompts": rollouts // N, "n": N, "steps": 100,
-            "admission": {"open": rollouts, "writing": rollouts}, "update": {"checkpointing": True},
+            "concurrency": {"inflight_rollouts": rollouts, "running_requests": rollouts},
+            "update": {"gradient_checkpointing": True},
             "limits": {"assistant_turns": 6, "turn_tokens": 512, "rollout_tokens": 8192},
         }
     )  # fmt: skip

@@ -17,10 +17,11 @@ from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns, make_gateway, render_calls
 from trainer.engine.base import Agreement, Capabilities, Engine, Generation, OnIds, Sampling
 from trainer.engine.scripted import DEFAULT_LOGPROB, ScriptedEngine
+from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.scheduler import Scheduler
-from trainer.rollout.settings import AdmissionSettings, RolloutLimits
+from trainer.rollout.settings import ConcurrencySettings, RolloutLimits
 from trainer.rollout.steppers import Step, Stepper, ToolsAndFeedback, Turn
 from trainer.rollout.task import Task
 from trainer.template import Settings, Template
@@ -125,7 +126,7 @@ async def run_loop(engine: Engine, count: int, tool_s: float, *, in_flight: int,
         HERMES, Settings(sanity="disable")
     )  # A random model never generates what a template renders.
     limits = RolloutLimits(assistant_turns=TURNS, rollout_tokens=8000)
-    admission = AdmissionSettings(open=in_flight, writing=generating)
+    admission = ConcurrencySettings(inflight_rollouts=in_flight, running_requests=generating)
     return await _run(FixedLengthEngine(engine), template, work, count, admission, limits=limits, stepper=AlwaysCalls())
 
 
@@ -141,7 +142,7 @@ async def measure_overhead(count: int, turns: int) -> LoopRun:
     generation = Generation(turn, (DEFAULT_LOGPROB,) * len(turn), "stop")
     engine = ScriptedEngine(lambda ids, sampling, key: generation)
     limits = RolloutLimits(assistant_turns=turns, tool_calls=turns, rollout_tokens=10**6)
-    admission = AdmissionSettings(open=256, writing=64)
+    admission = ConcurrencySettings(inflight_rollouts=256, running_requests=64)
     return await _run(engine, template, work, count, admission, limits=limits, stepper=ToolsAndFeedback())
 
 
@@ -154,7 +155,7 @@ async def _run(  # noqa: PLR0913
     template: Template,
     tool: Any,
     count: int,
-    admission: AdmissionSettings,
+    admission: ConcurrencySettings,
     *,
     limits: RolloutLimits,
     stepper: Stepper,
@@ -169,7 +170,7 @@ async def _run(  # noqa: PLR0913
     async with make_gateway(tool, at_once=4096) as gateway, engine:
         counters = RolloutCounters()
         runner = RolloutRunner(engine, template, gateway, limits, stepper=stepper, observer=counters)
-        scheduler = Scheduler(runner, min(count, SIBLINGS), admission=admission)
+        scheduler = Scheduler(runner, min(count, SIBLINGS), admission=Admission(admission))
         wall, cpu = time.perf_counter(), time.process_time()
         async with scheduler.submit(tasks()) as groups:
             async for group in groups:

@@ -36,7 +36,7 @@ from mtrl_plugins.demo.facts.facts_tasks import TOOLS  # noqa: E402
 from mtrl_plugins.demo.model_cache import cache_folder, find_or_build_model  # noqa: E402
 from mtrl_plugins.demo.warm_start import Recipe  # noqa: E402
 from trainer.data.curriculum import TaskStream  # noqa: E402
-from trainer.rollout.settings import AdmissionSettings, RolloutLimits  # noqa: E402
+from trainer.rollout.settings import ConcurrencySettings, RolloutLimits  # noqa: E402
 from trainer.template import Template  # noqa: E402
 from trainer.train.job import load_tasks  # noqa: E402
 from trainer.train.settings import TrainSettings  # noqa: E402
@@ -124,7 +124,7 @@ def job_settings(size: Size, model: Path) -> TrainSettings:
             "n": size.siblings,
             "reward": {"components": {"outcome": {"function": "outcome"}}},
             "limits": RolloutLimits(assistant_turns=6, tool_calls=6, turn_tokens=40, rollout_tokens=200).model_dump(),
-            "admission": AdmissionSettings(open=256, writing=128).model_dump(),
+            "concurrency": ConcurrencySettings(inflight_rollouts=256, running_requests=128).model_dump(),
             "algorithm": {"name": "dapo"},
             "update": {"lr": LEARNING_RATE},
             "evaluation": {"every": 0},

@@ -43,9 +43,10 @@ from tests.trainer.policy_scripts import HERMES, encode_turns, make_tasks, rende
 from tests.trainer.tokenizer_families import save_tokenizer_folder  # noqa: E402
 from trainer.engine.base import Generation, Sampling  # noqa: E402
 from trainer.engine.scripted import DEFAULT_LOGPROB, ScriptedEngine  # noqa: E402
+from trainer.rollout.admission import Admission  # noqa: E402
 from trainer.rollout.loop import RolloutRunner  # noqa: E402
 from trainer.rollout.scheduler import Scheduler  # noqa: E402
-from trainer.rollout.settings import AdmissionSettings, BaseRolloutSettings, RolloutLimits  # noqa: E402
+from trainer.rollout.settings import BaseRolloutSettings, ConcurrencySettings, RolloutLimits  # noqa: E402
 from trainer.setup import load_template, make_gateway  # noqa: E402
 from trainer.template import Template  # noqa: E402
 
@@ -140,7 +141,7 @@ class Bench:
     """The workers."""
 
     async def run(self, rollouts: int) -> None:
-        admission = AdmissionSettings(open=rollouts, writing=rollouts)
+        admission = Admission(ConcurrencySettings(inflight_rollouts=rollouts, running_requests=rollouts))
         tasks = (make_tasks(f"t{number}")[0] for number in range(rollouts))
         async with Scheduler(self.runner, 1, admission=admission).submit(tasks) as groups:
             async for group in groups:
@@ -152,7 +153,7 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(folder: Path, workers: int, turns: int) -> AsyncIterator[Bench]:
-    limits = RolloutLimits(assistant_turns=turns, tool_calls=turns, rollout_tokens=10**6, wall_s=WAIT_S)
+    limits = RolloutLimits(assistant_turns=turns, tool_calls=turns, rollout_tokens=10**6, timeout_s=WAIT_S)
     settings = BaseRolloutSettings(tools=str(folder / "tools"), limits=limits)
     template = load_template(folder / "model", settings.template)
     engine, gateway = BenchEngine(template), make_gateway(settings)
@@ -161,7 +162,7 @@ async def open_bench(folder: Path, workers: int, turns: int) -> AsyncIterator[Be
         await stack.enter_async_context(gateway)
         if workers:
             chosen = WorkerSettings(workers=workers)
-            job = make_worker_job(settings, folder / "model", template, "kind", engine, chosen.silent_s)
+            job = make_worker_job(settings, folder / "model", template, engine, chosen.heartbeat_timeout_s)
             pool = await stack.enter_async_context(WorkerPool(chosen, job, engine, folder, print))
             runner = with_workers(runner, pool, acts_unseen=False)
         yield Bench(runner, engine, tuple(find_workers()) if workers else ())

@@ -219,12 +219,14 @@ def logout(
 def stdio(tools: ToolsOption = None, mcp: McpOption = None, wait: WaitOption = DEFAULT_WAIT) -> None:
     """Serve as an MCP server on standard input and output, for desktop MCP clients."""
     from gateway.mcp_server.transports import serve_stdio
+    from gateway.process_exit import hide_environment
     from gateway.server_start import ServerStart
     from gateway.serving import reload_on_change
 
     async def main(plan: Plan) -> None:
         from gateway.gateway import Gateway
 
+        hide_environment()
         start = ServerStart(listen_first=True, wait_s=parse_wait(wait))
         gateway = Gateway(plan.sources, services=plan.services, start=start)
         async with gateway, reload_on_change(gateway, plan, *_find_config_files(tools, mcp)):

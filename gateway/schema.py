@@ -140,7 +140,7 @@ def summarize_parameters(parameters: Mapping[str, Any]) -> str:
     properties: Mapping[str, Any] = parameters.get("properties") or {}
     required = parameters.get("required") or ()
     fields = [
-        f"{name}: {_schema_type(schema)}{'' if name in required else ' (optional)'}"
+        f"{name}: {_schema_type(schema, parameters.get('$defs'))}{'' if name in required else ' (optional)'}"
         for name, schema in properties.items()
     ]
     return _shorten(f"{{{', '.join(fields)}}}", 600)
@@ -184,14 +184,16 @@ def _json_type(value: object) -> str:
     return names.get(type(value), "null")
 
 
-def _schema_type(schema: object) -> str:
+def _schema_type(schema: object, definitions: object) -> str:
     if not isinstance(schema, Mapping):
         return "any"
+    if isinstance(definitions, Mapping) and isinstance(reference := schema.get("$ref"), str):
+        return _schema_type(definitions.get(reference.removeprefix("#/$defs/")), None)
     if "enum" in schema:
         return " | ".join(json.dumps(choice) for choice in schema["enum"])
     choices = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(choices, list):
-        return " | ".join(dict.fromkeys(_schema_type(choice) for choice in choices))
+        return " | ".join(dict.fromkeys(_schema_type(choice, definitions) for choice in choices))
     kind = schema.get("type", "any")
     return " | ".join(str(name) for name in kind) if isinstance(kind, list) else str(kind)
 

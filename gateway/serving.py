@@ -26,6 +26,7 @@ from gateway.gateway_journal import keep_journal
 from gateway.http.settings import Settings, check_origins, read_token
 from gateway.http.uvicorn_server import run
 from gateway.mcp_server.transports import build_mcp_app
+from gateway.process_exit import hide_environment
 from gateway.server_start import ServerStart
 from gateway.tape import ReplayGateway, record_gateway
 
@@ -174,6 +175,7 @@ def serve_files(
 
 
 def _serve(gateway: Gateway, settings: Settings, *background: AbstractAsyncContextManager[Any]) -> None:
+    hide_environment()
     app, lifespan = build_mcp_app(gateway, body_bytes=settings.body_bytes)
     with keep_journal(settings.host, settings.port):
         run(gateway, settings, mounts={"/mcp": app}, background=(lifespan, *background))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -21,3 +22,17 @@ def test_command_exits_with_its_code_and_output_despite_running_threads(thread: 
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (code, "said")
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_children_of_the_same_user_read_the_environment_only_if_it_is_not_hidden(hides: bool) -> None:
+    script = (
+        "import ctypes, os, subprocess\nfrom gateway.process_exit import hide_environment\n"
+        "if os.geteuid() == 0:\n    os.setgid(65534)\n    os.setuid(65534)\n"  # root reads everything
+        "    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n"  # which becoming another user had hidden
+        f"if {hides}:\n    hide_environment()\n"
+        "subprocess.run(['cat', f'/proc/{os.getpid()}/environ'])\n"
+    )
+    env = os.environ | {"SECRET": "hunter2"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=env, timeout=120, check=False)
+    assert (b"hunter2" in done.stdout) is not hides, done.stderr

@@ -138,7 +138,7 @@ def _load_template(settings: RolloutSettings, gateway: AnyGateway) -> tuple[Temp
         ]
     except TemplateError as error:
         return None, [Finding("wrong", error.problem, error.remedy)]
-    text = f"{weights.parameters:,} parameters in {weights.files} weight files, all of them whole"
+    text = f"{weights.parameters:,} parameters in {weights.files} weight file{'s'[: weights.files != 1]}, all whole"
     return template, [Finding("ok", text)] if weights.files else []
 
 
@@ -163,12 +163,11 @@ def describe_images(template: Template) -> str:
     if template.image_processor is None:
         from trainer.vision.family import FAMILIES
 
-        becomes = "become notes" if template.settings.blind == "note" else "end a rollout"
-        return f"it reads text only: images {becomes} (template.blind); vision models are {', '.join(FAMILIES)}"
+        return f"it reads text only: images become notes; vision models are {', '.join(FAMILIES)}"
     names = {id: token for token, id in template.tokenizer.control_ids.items()}
     where = "in its message" if template.image_layout == "in_tool_message" else "in a user's message behind it"
     barred = ", ".join(names.get(id, str(id)) for id in template.banned_ids)
-    return f"it reads images: those of tools are {where} (template.images); it never samples {barred}"
+    return f"it reads images: those of tools are {where}; it never samples {barred}"
 
 
 def _check_memory(settings: RolloutSettings) -> Iterator[Finding]:

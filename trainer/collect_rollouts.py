@@ -24,6 +24,7 @@ from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names
 from trainer.engine.base import Capabilities, CountsTokens
 from trainer.engines import engine_notes, make_engine
+from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.run_part import Player
@@ -144,7 +145,9 @@ async def _collect(
         with move_on_after(WRITE_TIMEOUT_S, shield=True):  # Saved even if the run is stopped meanwhile.
             await to_thread.run_sync(writer.add, rollout)
 
-    groups = Scheduler(runner, settings.n, admission=settings.admission, rules=settings.groups, sink=keep)
+    groups = Scheduler(
+        runner, settings.n, admission=Admission(settings.concurrency), max_retries=settings.max_retries, sink=keep
+    )
     reasons: Counter[str] = Counter()
     counted = 0
     async with groups.submit(tasks) as done:

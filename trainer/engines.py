@@ -79,6 +79,13 @@ def engine_notes(capabilities: Capabilities) -> Iterator[str]:
         yield f"note: the {capabilities.name} engine {note}"
 
 
+def has_gpu() -> bool:
+    """Whether CUDA is available."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def can_use_sglang() -> bool:
     """Whether CUDA and SGLang are available."""
     import torch
@@ -114,7 +121,7 @@ def _make_torch_engine(
         loaded,
         decode=template.tokenizer.decode,
         image_processor=template.image_processor,
-        max_sequences=settings.admission.writing,
+        max_sequences=settings.concurrency.running_requests,
         holding=holding,
     )
 
@@ -142,15 +149,13 @@ def _make_sglang_engine(
 
     serving, is_async = settings.serving, getattr(settings, "mode", "") == "asynchronous"
     engine = partial(SGLangEngine, reference=reference, in_place=serving.in_place, publishes_mid_turn=is_async)
-    if serving.deterministic:
-        _check_deterministic(chosen)
     if chosen != "sglang":
         urls = tuple(chosen.split(","))
         is_local = all(urlsplit(url).hostname in LOCAL_HOSTS for url in urls)
         return engine(urls, _make_weight_sync(serving, model, is_local))
     check_tensor_parallel(model, read_flag(serving.options, 1, *TENSOR_PARALLEL_FLAGS))
     servers = []
-    flags = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()))
+    flags = serving.options
     flags += () if LORA_FLAG in flags else reference.adapters.server_flags
     flags += ("--trust-remote-code",) if settings.trust_remote_code else ()
     for index, gpu in enumerate(_gpu_flags(serving)):
@@ -199,21 +204,6 @@ def read_flag(options: Sequence[str], default: int, *names: str) -> int:
     return int(values[-1]) if values else default
 
 
-def _check_deterministic(chosen: str) -> None:
-    """Raises where deterministic inference cannot be had."""
-    import torch
-
-    if chosen != "sglang":
-        problem = (
-            f"cannot be set for {chosen}, which already runs: start it with --enable-deterministic-inference instead"
-        )
-        raise EngineError(f"`serving.deterministic` {problem}")
-    if not torch.cuda.is_available():
-        raise EngineError(
-            "`serving.deterministic` needs a GPU: SGLang has no deterministic attention for CPUs; remove it"
-        )
-
-
 def _make_weight_sync(serving: ServingSettings, model: Path, is_local: bool) -> WeightSync:
     """Weight sync by tensors on one machine or without a GPU; by process group between machines."""
     import torch
@@ -222,11 +212,12 @@ def _make_weight_sync(serving: ServingSettings, model: Path, is_local: bool) -> 
     from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync
     from trainer.engine.sglang.weight_sync.tensors import TensorSync
 
-    chosen = serving.publish
+    chosen = serving.weight_sync
     if chosen == "auto":
         chosen = "tensors" if is_local or not torch.cuda.is_available() else "group"
-    if chosen == "disk":
-        return DiskSync(model, serving.folder)
+    if chosen.startswith("disk"):
+        folder = chosen.removeprefix("disk").removeprefix(":")
+        return DiskSync(model, Path(folder) if folder else None)
     return ProcessGroupSync() if chosen == "group" else TensorSync()
 
 

@@ -64,9 +64,6 @@ def make_gateway(
         if limit is not None:
             remedy = "set it in the configuration of that gateway"
             raise ConfigError("a remote gateway truncates results itself", field="result_limit", remedy=remedy)
-        if settings.instructions is not None:
-            remedy = "set it in the servers file of that gateway"
-            raise ConfigError("a remote gateway offers its servers' instructions", field="instructions", remedy=remedy)
         if sources:
             remedy = "name a folder or files of tools"
             raise ConfigError("a remote gateway cannot offer Python objects", field="tools", remedy=remedy)
@@ -81,7 +78,7 @@ def make_gateway(
     default_servers = Path(tools).resolve().parent / SERVERS_FILE if isinstance(tools, str) else None
     servers = default_servers if default_servers is not None and default_servers.exists() else None
     start = show_start(is_reported=tells_start)
-    return Gateway.load(tools, settings.mcp or servers, limit, sources, start=start, instructions=settings.instructions)
+    return Gateway.load(tools, settings.mcp or servers, limit, sources, start=start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +191,7 @@ def load_template(model: Path, settings: TemplateSettings, specs: Sequence[ToolS
         field = "template.chat_template"
         remedy = f"name a Jinja file in UTF-8, or one that comes with the package: {', '.join(BUILTIN_TEMPLATES)}"
         raise ConfigError(f"cannot be read: {error}", file=chat_template, field=field, remedy=remedy) from error
-    options = settings.model_dump(include={"history", "sanity", "chat_template_kwargs", "calls", "images", "blind"})
+    options = settings.model_dump(include={"history", "sanity", "chat_template_kwargs", "calls"})
     template_settings = Settings(chat_template=text, **options)
     return Template.load(model, settings.parser, template_settings, _policy_specs(specs))
 
@@ -290,7 +287,6 @@ def load_data(settings: BaseRolloutSettings, name: str, split: str = "train") ->
         system=settings.system,
         split=split,
         columns=settings.columns,
-        max_row_bytes=settings.max_row_bytes,
     )
 
 

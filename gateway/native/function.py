@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from types import UnionType
+from typing import Any, NamedTuple, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import docstring_parser
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+import typing_extensions
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 
 from gateway.types import DEFAULT_CONTEXT, Context, Hints, ToolSpec
 
@@ -81,7 +83,12 @@ def _build_arguments_model(
     function: Callable[..., Any], descriptions: Mapping[str, str]
 ) -> tuple[str | None, type[BaseModel]]:
     """The name of the parameter of type SessionContext, and the other parameters as a pydantic model."""
-    hints = get_type_hints(function, include_extras=True)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"a type hint of {getattr(function, '__name__', 'a tool')} names something unknown: {error}"
+        ) from None
     context_parameter = None
     fields: dict[str, Any] = {}
     extra = "forbid"
@@ -94,8 +101,21 @@ def _build_arguments_model(
             raise TypeError(f"parameter `{parameter}` of a tool cannot be passed by name: give it a name, or remove it")
         else:
             fields[parameter.name] = _make_field(parameter, hints, descriptions)
+            _check_has_schema(parameter, fields[parameter.name])
     config = ConfigDict(extra=extra, arbitrary_types_allowed=False, protected_namespaces=())  # type: ignore[typeddict-item]
     return context_parameter, create_model("Arguments", __config__=config, **fields)
+
+
+def _check_has_schema(parameter: inspect.Parameter, field: tuple[Any, Any]) -> None:
+    """Raises TypeError, with the parameter's name, for a type that JSON cannot express."""
+    try:
+        TypeAdapter(field[0]).json_schema()
+    except PydanticUserError as error:
+        reason = str(error).splitlines()[0]
+        raise TypeError(
+            f"parameter `{parameter}` has no JSON Schema: {reason} Use a JSON type, Enum, Literal, dataclass, "
+            "pydantic model or `typing_extensions.TypedDict`"
+        ) from None
 
 
 def _make_field(
@@ -103,7 +123,23 @@ def _make_field(
 ) -> tuple[Any, Any]:
     default = ... if parameter.default is parameter.empty else parameter.default
     description = descriptions.get(parameter.name) or None
-    return hints.get(parameter.name, Any), Field(default, description=description)
+    return _as_known_to_pydantic(hints.get(parameter.name, Any)), Field(default, description=description)
+
+
+def _as_known_to_pydantic(hint: Any) -> Any:
+    """The hint with TypedDicts of `typing_extensions`, since pydantic takes no others before Python 3.12."""
+    if is_typeddict(hint):
+        fields = get_type_hints(hint, include_extras=True)
+        typed = {
+            name: (Required if name in hint.__required_keys__ else NotRequired)[_as_known_to_pydantic(kind)]
+            for name, kind in fields.items()
+        }
+        return typing_extensions.TypedDict(hint.__name__, typed)  # type: ignore[operator]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin not in (list, dict, set, tuple, Union, UnionType):
+        return hint
+    known = tuple(map(_as_known_to_pydantic, arguments))
+    return hint if known == arguments else (Union if origin is UnionType else origin)[known]
 
 
 def _json_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -161,7 +161,8 @@ class _NativeSession:
     async def _call_class(self, name: str, tool: BaseTool, arguments: dict[str, Any]) -> ToolResult:
         instance = self._instances[name]
         kwargs = self._agent_data_kwargs(tool) | instance.kwargs_for("execute")
-        result = await self._to_result(await self._toolset.threads.run(tool.execute, instance.id, arguments, **kwargs))
+        value = await self._toolset.threads.run(tool.execute, instance.id, arguments, **kwargs)
+        result = await self._to_result(value, is_execute=True)
         create_parts = self._create_parts.pop(name, ())
         return replace(result, parts=(*create_parts, *result.parts)) if create_parts else result
 
@@ -187,10 +188,10 @@ class _NativeSession:
             return await self._to_result(value)
         return await self._to_result(await self._toolset.threads.run(tool.function, **kwargs))
 
-    async def _to_result(self, value: Any) -> ToolResult:
+    async def _to_result(self, value: Any, *, is_execute: bool = False) -> ToolResult:
         if needs_thread(value):
-            return cast(ToolResult, await self._toolset.threads.run(to_tool_result, value))
-        return to_tool_result(value)
+            return cast(ToolResult, await self._toolset.threads.run(to_tool_result, value, is_execute=is_execute))
+        return to_tool_result(value, is_execute=is_execute)
 
     def _session_context(self, context: Context) -> SessionContext:
         if self._context is None:

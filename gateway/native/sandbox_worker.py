@@ -62,7 +62,7 @@ class InstanceServer:
         parts = () if self.is_created else await self._create(message["instance_id"])
         self.is_created = True
         done = self.tool.execute(self.instance_id, message["arguments"], **self._kwargs("execute"))
-        result = to_tool_result(await _awaited(done))
+        result = to_tool_result(await _awaited(done), is_execute=True)
         return ToolResult((*parts, *result.parts), result.outcome, structured=result.structured, metrics=result.metrics)
 
     async def _create(self, instance_id: str) -> tuple[Any, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from numbers import Real
 from typing import Any
 
@@ -15,6 +16,7 @@ from gateway.media.to_parts import convert_value, is_heavy
 from gateway.native.base import ToolResponse
 from gateway.policy_text import repeatable
 from gateway.types import EMPTY, Image, Outcome, Text, ToolResult
+from gateway.wire import is_array
 
 MAIN_THREAD_ONLY = "signal only works in main thread"
 """How Python begins the error of a function that sets a signal handler, as `signal.alarm` needs, in another thread."""
@@ -22,21 +24,48 @@ MAIN_THREAD_ONLY = "signal only works in main thread"
 
 HEAVY_LENGTH = 262_144
 """Larger values are converted in a thread."""
+_WRITABLE = frozenset({str, int, bool, type(None), bytes, Text, Image})
 PLAIN_TYPES = frozenset({str, int, float, bool, type(None), bytes, Text, Image, ToolResult, ToolResponse})
 
 
-def to_tool_result(value: Any) -> ToolResult:
-    """The result for a tool's return value: a response, (response, reward) or (response, reward, metrics)."""
+def to_tool_result(value: Any, *, is_execute: bool = False) -> ToolResult:
+    """The result for a tool's return value; raises TypeError for what cannot be written for the policy.
+
+    That of a class's `execute` may be (response, reward) or (response, reward, metrics); that of a function only with a
+    `ToolResponse`, since any other tuple may be data.
+    """
     if isinstance(value, ToolResult):
         return value
-    response, reward, metrics = _split_reward(value)
+    has_reward = is_execute or (isinstance(value, tuple) and value and isinstance(value[0], ToolResponse))
+    response, reward, metrics = _split_reward(value) if has_reward else (value, None, EMPTY)
     if isinstance(response, ToolResult):
         return response
+    if (problem := _find_unwritable(response)) is not None:
+        raise TypeError(f"the tool returned {problem}")
     parts, refused, structured = convert_value(response)
     if not isinstance(response, Mapping | BaseModel) or _has_parts(response):
         structured = None
     metrics = {**metrics, REFUSED_METRIC: refused} if refused else metrics
     return ToolResult(parts, structured=structured, reward=reward, metrics=metrics)
+
+
+def _find_unwritable(value: Any) -> str | None:
+    """What in a value no text or JSON stands for; objects that write themselves (`__str__`) are fine."""
+    kind = type(value)
+    if kind in _WRITABLE or isinstance(value, str | int):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"the number {value}, which JSON does not have"
+    if isinstance(value, Mapping):
+        return next(filter(None, map(_find_unwritable, value.values())), None)
+    if isinstance(value, list | tuple | set | frozenset):
+        return next(filter(None, map(_find_unwritable, value)), None)
+    if isinstance(value, Iterator | AsyncIterator | Awaitable):
+        return f"a {kind.__name__}: return a list of its items"
+    writes_itself = any(getattr(kind, name) is not getattr(object, name) for name in ("__repr__", "__str__"))
+    if (callable(value) or not writes_itself) and not is_array(value):
+        return f"an object of type {kind.__name__}: return text, JSON values, a dataclass or a pydantic model"
+    return None
 
 
 def needs_thread(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import fcntl
 import io
 import json
 import os
@@ -21,6 +22,24 @@ from typing import Any
 from gateway.process.child_entry import Wire
 
 MOST_IMAGES = 8
+
+
+class Streams:
+    """The standard streams and hooks, which code may close or replace: each call begins with them as they were."""
+
+    def __init__(self) -> None:
+        self._descriptors = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 64) for number in range(3)]
+        self._files: dict[str, Any] = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
+        self._hooks = {name: getattr(sys, name) for name in ("displayhook", "excepthook", "unraisablehook")}
+
+    def restore(self) -> None:
+        for number, (name, file) in enumerate(self._files.items()):
+            os.dup2(self._descriptors[number], number)
+            if file is None or file.closed:
+                file = self._files[name] = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
+            setattr(sys, name, file)
+        for name, hook in self._hooks.items():
+            setattr(sys, name, hook)
 
 
 def run_code(code: str, names: dict[str, Any]) -> str:
@@ -72,7 +91,9 @@ def serve(requests: str, answers: str) -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.path.insert(0, os.getcwd())
+    streams = Streams()
     while (message := wire.receive()) is not None:
+        streams.restore()
         code = json.loads(message[1])["code"]
         reply: dict[str, Any] = {"error": "", "images": []}
         with suppress(KeyboardInterrupt):

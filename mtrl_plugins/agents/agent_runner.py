@@ -119,7 +119,7 @@ class _AgentRollout:
     async def run(self) -> Rollout:
         started = time.perf_counter()
         limits = self.runner.limits
-        stop, reason = StopReason.WALL_TIME, f"not finished within {limits.wall_s:g} s"
+        stop, reason = StopReason.WALL_TIME, f"not finished within {limits.timeout_s:g} s"
         self.runner.observer.on_state(self.session.identity.key, "pending")
         with anyio.CancelScope() as scope:
             stop, reason = await self._run_session(scope) or (stop, reason)
@@ -127,7 +127,7 @@ class _AgentRollout:
         elapsed_s = time.perf_counter() - started
         return Rollout(
             task=self.task.id,
-            kind=self.task.kind(self.runner.kind_column),
+            kind=self.task.kind,
             ledger=ledger,
             stop=stop,
             rewards=EMPTY if stop.is_infrastructure else self.rewards,
@@ -162,7 +162,7 @@ class _AgentRollout:
 
     async def _play(self, tools: AnySession, scope: anyio.CancelScope) -> tuple[StopReason, str]:
         """Runs the agent until it ends, or the time is over."""
-        settings, wall_s = self.runner.host.settings, self.runner.limits.wall_s
+        settings, wall_s = self.runner.host.settings, self.runner.limits.timeout_s
         if settings.external and not await self.runner.host.wait_for_program(self.session):
             return StopReason.AGENT_FAILED, f"no program opened a session within {settings.open_s:g} s"
         scope.deadline = anyio.current_time() + wall_s

@@ -160,7 +160,7 @@ def _read_task(body: Mapping[str, Any], number: int) -> Task:
     return Task(id, ({"role": "user", "content": prompt},) if prompt else (), columns=dict(about))
 
 
-WIDE = RolloutLimits(assistant_turns=100_000, turn_tokens=1 << 20, rollout_tokens=1 << 20, wall_s=86_400.0)
+WIDE = RolloutLimits(assistant_turns=100_000, turn_tokens=1 << 20, rollout_tokens=1 << 20, timeout_s=86_400.0)
 """The limits where a run file sets none: what the model takes."""
 
 

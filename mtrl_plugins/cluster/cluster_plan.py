@@ -149,7 +149,7 @@ def plan_cluster(
         _check_environment(options.environment or {}),
         (*notes, *_notes(settings, servers, nodes)),
         workers.workers,
-        workers.silent_s,
+        workers.heartbeat_timeout_s,
     )
     check_text("out", str(plan.run_folder))
     _check_world_size(settings, plan)
@@ -217,7 +217,6 @@ def server_arguments(settings: TrainSettings, shared: PurePosixPath) -> tuple[st
         *("--model-path", str(shared / settings.model)),
         *("--host", "0.0.0.0"),  # noqa: S104 - servers are reached from other nodes
         *(("--skip-tokenizer-init",) if _reads_text_only(Path(settings.model)) else ()),
-        *(("--enable-deterministic-inference",) if serving.deterministic else ()),
         *serving.options,
     )
 
@@ -240,7 +239,7 @@ def _notes(settings: TrainSettings, servers: ServerRole | None, nodes: int) -> t
 
 def _check_world_size(settings: TrainSettings, plan: ClusterPlan) -> None:
     """Every rank needs rollouts to train on."""
-    rollouts, shares = settings.prompts * settings.n, plan.ranks // settings.distributed.tensor
+    rollouts, shares = settings.prompts * settings.n, plan.ranks // settings.distributed.tensor_parallel
     if shares > rollouts:
         problem = f"{plan.ranks} ranks share {rollouts} rollouts a step (`prompts` times `n`): some would have none"
         remedy = f"ask for fewer nodes, or set `prompts: {-(-shares // settings.n)}` or more"

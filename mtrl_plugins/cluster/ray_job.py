@@ -77,7 +77,7 @@ def _make_job(settings: TrainSettings, folder: Path, options: TrainOptions, clus
         server_arguments=server_arguments(settings, PurePosixPath(Path.cwd())) if servers else (),
         server_gpus=each,
         workers=workers.workers,
-        silent_s=workers.silent_s,
+        silent_s=workers.heartbeat_timeout_s,
         gpus=gpus > 0,
     )
 

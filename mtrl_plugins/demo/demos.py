@@ -72,7 +72,7 @@ class Demo:
         """The tasks, for training or for evaluation."""
         kinds = DemoSettings.read(settings).kinds
         if held_out:
-            return DemoTasks(self, HELD_OUT_SEED, settings.evaluation.rows, "held_out", kinds)
+            return DemoTasks(self, HELD_OUT_SEED, settings.evaluation.final_rows, "held_out", kinds)
         return DemoTasks(self, settings.seed, TASKS, "train", kinds)
 
     def prepare_model(self, settings: TrainSettings, report: Progress) -> Path:

@@ -201,7 +201,7 @@ class EpisodeSettings(EnvironmentSettings):
     sessions: PositiveInt = 256
     """Episodes that are open at once; further rollouts wait."""
     wait_s: PositiveFloat = 300.0
-    """Seconds that a rollout waits for one of the `sessions`; they count towards its `limits.wall_s`."""
+    """Seconds that a rollout waits for one of the `sessions`; they count towards its `limits.timeout_s`."""
 
     def defaults(self) -> dict[str, Any]:
         """What a run file need not say. Turns without a valid action are no steps, so there is room for some."""

@@ -36,7 +36,7 @@ STATE_BYTES = 28
 def update_passes(settings: TrainSettings, *, exact: bool) -> float:
     """Forward passes that an update is worth for each token."""
     update = settings.update
-    passes = float(update.epochs * (4 if update.checkpointing else 3))
+    passes = float(update.epochs * (4 if update.gradient_checkpointing else 3))
     if update.epochs * update.minibatches > 1 and not exact:
         passes += 1  # The logprobs of the policy before the step.
     return passes + (1 if settings.algorithm.kl.coefficient else 0)
@@ -70,7 +70,7 @@ def trainer_speed(
     arithmetic_s = passes * OPERATIONS * model.numbers / (COMPUTE_EFFICIENCY * device.flops * ranks)
     link = device.link_to(ranks)
     gathered_s = HALF_BYTES * model.numbers * (ranks - 1) / ranks / link
-    micro_batches = max(1.0, step_tokens / max(1, settings.update.tokens) / ranks)
+    micro_batches = max(1.0, step_tokens / max(1, settings.update.micro_batch_tokens) / ranks)
     per_token_s = passes * gathered_s * micro_batches / max(1.0, step_tokens)
     optimizer_s = STATE_BYTES * model.trained / ranks / (BANDWIDTH_EFFICIENCY * device.bandwidth)
     reduced_s = FLOAT_BYTES * model.trained * (ranks - 1) / ranks / link

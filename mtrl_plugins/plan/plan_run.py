@@ -38,7 +38,7 @@ CPU_STEPS = 8
 BUSY_HOST = 0.8
 """The share of its time from which on the process that plays rollouts holds up the engines."""
 FEW_OF_ROOM = 0.5
-"""The share of the sequences that fit, below which `admission.writing` is named as what keeps servers from more."""
+"""The share of the sequences that fit, below which `concurrency.running_requests` is named as the limit."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,14 @@ def measured_cluster(settings: TrainSettings, measured: Sequence[MeasuredRun]) -
 def _notes(best: PlannedSplit, settings: TrainSettings, question: Question) -> list[str]:
     """What holds the best split up, with the setting that changes it."""
     notes, simulation, servers = [], best.simulation, best.split.servers
-    slots = settings.admission.writing / servers
+    slots = settings.concurrency.running_requests / servers
     running = min(part.size for part in best.server.parts[1:2])
     room = best.server.available - best.server.needed + running
     sequences = room * question.tp / question.model.kv_bytes / question.rollout_tokens
     if slots < FEW_OF_ROOM * sequences and simulation.running > FEW_OF_ROOM * slots:
         notes.append(
-            f"`admission.writing: {settings.admission.writing}` is {slots:.3g} sequences for each server, which has"
-            f" room for {sequences:.0f}: raise it, and `admission.open` with it"
+            f"`concurrency.running_requests: {settings.concurrency.running_requests}` is {slots:.3g} sequences for each"
+            f" server, which has room for {sequences:.0f}: raise it, and `concurrency.inflight_rollouts` with it"
         )
     if simulation.host_busy > BUSY_HOST:
         notes.append(
@@ -162,5 +162,5 @@ def _notes(best: PlannedSplit, settings: TrainSettings, question: Question) -> l
             " `rollout.workers`"
         )
     if simulation.dropped:
-        notes.append("groups are dropped as too stale: raise `max_staleness`, or lower `admission.open`")
+        notes.append("groups are dropped as too stale: raise `max_staleness`, or lower `concurrency.inflight_rollouts`")
     return notes

@@ -168,7 +168,7 @@ def measure_model(folder: Path, settings: TrainSettings) -> ModelSize:
     parts = tuple(plan_training(model, update, settings.algorithm))
     adapters = [part.size for part in parts if part.name == "adapters"]
     trained = sum(adapters) // (4 * FLOAT_BYTES) if adapters else numbers
-    passes = plan_update_pass(model, update, max(update.tokens, settings.limits.rollout_tokens))
+    passes = plan_update_pass(model, update, max(update.micro_batch_tokens, settings.limits.rollout_tokens))
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     kv_bytes = kv_bytes_per_token(model) * HALF_BYTES // FLOAT_BYTES
     return ModelSize(numbers, layers, kv_bytes, trained, parts, tuple(passes))
@@ -195,7 +195,9 @@ def plan_server(model: ModelSize, tp: int, available: float, sequences: float, t
     """The memory of one device of a server that runs this many sequences of this mean length."""
     parts = (
         MemoryPart("weights", model.server_bytes // tp, "raise --servers-tp"),
-        MemoryPart("keys and values", int(sequences * tokens * model.kv_bytes / tp), "lower `admission.writing`"),
+        MemoryPart(
+            "keys and values", int(sequences * tokens * model.kv_bytes / tp), "lower `concurrency.running_requests`"
+        ),
         MemoryPart("the server's overhead", SERVER_OVERHEAD),
     )
     return MemoryPlan(parts, int(MAX_FRACTION * available))

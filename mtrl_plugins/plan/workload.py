@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gateway.errors import ConfigError
 from trainer.ledger import Author, Entry
+from trainer.rollout.admission import MAX_WAITING, PATIENCE_S
 from trainer.rollout.rollout import Rollout
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import METRICS_FILE, StepMetrics, read_metrics
@@ -89,18 +90,17 @@ class JobLimits:
     @classmethod
     def from_settings(cls, settings: TrainSettings) -> JobLimits:
         """The limits of a run file."""
-        admission = settings.admission
         return cls(
             settings.mode,
             settings.prompts,
             settings.n,
             settings.steps,
             settings.max_staleness,
-            settings.draws if settings.algorithm.dynamic else 0,
-            admission.open,
-            admission.waiting,
-            admission.writing,
-            admission.patience_s,
+            settings.algorithm.dynamic_sampling,
+            settings.concurrency.inflight_rollouts,
+            MAX_WAITING,
+            settings.concurrency.running_requests,
+            PATIENCE_S,
             not settings.serving.in_place,
         )
 

@@ -16,7 +16,7 @@ OTHER_REPORTERS = ("swanlab", "clearml", "vemlp_wandb", "comet_ml", "neptune", "
 """Trackers that mtrl does not write to; no result depends on them."""
 AGGREGATES = {"grpo": "sequence", "bnpo": "token", "dapo": "token", "cispo": "token", "dr_grpo": "constant"}
 """Aggregations of the loss types of ms-swift and TRL."""
-LR_SCHEDULES = {"linear": "line", "cosine": "cosine"}
+LR_SCHEDULES = {"linear": "linear", "cosine": "cosine"}
 
 
 def model_path(value: Any, config: SourceConfig) -> str:

@@ -37,15 +37,15 @@ DEMO_SETTINGS: Mapping[str, Any] = {
     "template": {"sanity": "ignore_strippable"},
     "limits": {**LIMITS, "turn_tokens": 40, "rollout_tokens": 240},
     "algorithm": {"name": "dapo"},
-    "update": {"lr": 1e-3, "warmup": 5},
-    "evaluation": {"every": 10, "few": 10, "rows": 10},
+    "update": {"lr": 1e-3, "warmup_steps": 5},
+    "evaluation": {"every": 10, "rows": 10, "final_rows": 10},
 }
 """For the tiny model, which writes short turns and odd spaces, and learns fast."""
 MODEL_SETTINGS: Mapping[str, Any] = {
     "system": "Call the tools for what you do not know. Give the final answer as a number behind `#### `.",
     "limits": {**LIMITS, "turn_tokens": 256, "rollout_tokens": 2048},
     "algorithm": {"name": "dapo"},
-    "evaluation": {"every": 10, "few": 10, "rows": 10},
+    "evaluation": {"every": 10, "rows": 10, "final_rows": 10},
 }
 """For a model of one's own; its learning rate follows from its size."""
 HEAD = (

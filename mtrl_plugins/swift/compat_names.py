@@ -120,8 +120,8 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
 """Module of ms-swift -> name -> mtrl's object as `module:name`."""
 
 ALTERNATIVES: Mapping[str, str] = {
-    "swift.plugin.loss_scale": "the setting `algorithm.credit.rounds` chooses the tokens to train",
-    "swift.loss_scale": "the setting `algorithm.credit.rounds` chooses the tokens to train",
+    "swift.plugin.loss_scale": "the setting `algorithm.credit.trained_turns` chooses the tokens to train",
+    "swift.loss_scale": "the setting `algorithm.credit.trained_turns` chooses the tokens to train",
     "swift.plugin.loss": "the setting `algorithm.name` chooses the loss",
     "swift.loss": "the setting `algorithm.name` chooses the loss",
     "swift.plugin.agent_template": "the setting `template.parser` chooses the format of calls",

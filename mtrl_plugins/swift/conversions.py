@@ -148,9 +148,9 @@ def lr_schedule(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     if (fall := lr_decay(value)) is None:
         return None
     return {
-        "steps": steps(config["max_steps"], config) * updates_per_step(config),
-        "floor": config.number("min_lr") / lr(config["learning_rate"], config),
-        "fall": fall,
+        "lr_scheduler": fall,
+        "decay_steps": steps(config["max_steps"], config) * updates_per_step(config),
+        "min_lr_ratio": config.number("min_lr") / lr(config["learning_rate"], config),
     }
 
 
@@ -170,15 +170,20 @@ def lora(value: Any, config: SourceConfig) -> dict[str, Any] | None:
         raise UnsupportedValue(f"{value!r} is not supported", "write --tuner_type lora, or full")
     targets = as_list(config["target_modules"])
     settings: dict[str, Any] = {"rank": config.count("lora_rank"), "alpha": config.number("lora_alpha")}
-    return settings if targets in ([], ["all-linear"]) else settings | {"targets": targets}
+    return settings if targets in ([], ["all-linear"]) else settings | {"target_modules": targets}
 
 
-def vision(value: Any, config: SourceConfig) -> str:
-    """Whether the vision encoder is frozen or trained."""
+def vision(value: Any, config: SourceConfig) -> bool:
+    """Whether the vision encoder is frozen."""
     if bool(value) != bool(config["freeze_aligner"]):
         problem = "the vision encoder and its aligner are frozen or trained together here"
         raise UnsupportedValue(problem, "set --freeze_vit and --freeze_aligner to the same value")
-    return "frozen" if value else "trained"
+    return bool(value)
+
+
+def dynamic_sampling(value: Any, config: SourceConfig) -> int:
+    """How often groups without a learning signal are replaced."""
+    return config.count("max_resample_times") if value else 0
 
 
 # Rollouts
@@ -303,8 +308,7 @@ def aggregate(value: Any, config: SourceConfig) -> dict[str, Any]:
     """How token losses are averaged."""
     if value not in AGGREGATES:
         raise UnsupportedValue(f"unknown loss {value!r}", f"write one of {', '.join(AGGREGATES)}")
-    length = {"length": config.count("max_completion_length")} if value == "dr_grpo" else {}
-    return {"aggregate": AGGREGATES[value], **length}
+    return {"aggregate": config.count("max_completion_length") if value == "dr_grpo" else AGGREGATES[value]}
 
 
 def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
@@ -314,7 +318,7 @@ def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     in_reward = config["kl_in_reward"]
     if in_reward is None:
         in_reward = config["advantage_estimator"] != "grpo"
-    kind = {"estimator": "k1", "place": "reward"} if in_reward else {"estimator": "k3", "place": "loss"}
+    kind = {"estimator": "k1" if in_reward else "k3", "in_reward": in_reward}
     return {"coefficient": parse_number(value), **kind}
 
 
@@ -325,7 +329,7 @@ def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     if value not in CORRECTIONS:
         raise UnsupportedValue(f"unknown correction {value!r}", f"write one of {', '.join(CORRECTIONS)}")
     threshold, correction = config.number("rollout_importance_sampling_threshold"), CORRECTIONS[value]
-    return {**correction, **({"cap": threshold} if "truncate" in correction else {"high": threshold, "low": 1e-9})}
+    return {**correction, **({"cap": threshold} if "truncate" in correction else {"bounds": [1e-9, threshold]})}
 
 
 def credit_rounds(value: Any, config: SourceConfig) -> str:

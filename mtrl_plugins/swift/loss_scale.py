@@ -60,7 +60,7 @@ class MaskedTurnStart:
     def _start_length(self, turn: Entry) -> int:
         """The number of ids of the matching start."""
         if self.words is None:
-            raise ValueError("there is no tokenizer; use this weight function as `algorithm.credit.rounds`")
+            raise ValueError("there is no tokenizer; use this weight function as `algorithm.credit.trained_turns`")
         text = self.words(turn.ids)
         length = max((match.end() for pattern in self.starts if (match := pattern.match(text))), default=0)
         return next((count for count in range(len(turn.ids) + 1) if len(self.words(turn.ids[:count])) >= length), 0)

@@ -102,7 +102,7 @@ def lr_schedule(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     if (fall := lr_decay(value)) is None:
         return None
     total = steps(config["max_steps"], config) * updates_per_step(config)
-    return {"steps": total, "floor": 0.0, "fall": fall}
+    return {"lr_scheduler": fall, "decay_steps": total, "min_lr_ratio": 0.0}
 
 
 def token_limits(value: Any, config: SourceConfig) -> dict[str, int]:
@@ -144,7 +144,7 @@ def lora(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     if isinstance(targets, str) and targets != "all-linear":
         raise UnsupportedValue(f"target_modules={targets!r} is a pattern", "list the layers' names")
     settings: dict[str, Any] = {"rank": fields["r"], "alpha": float(fields.get("lora_alpha") or 8)}
-    return settings if targets is None or isinstance(targets, str) else settings | {"targets": sorted(targets)}
+    return settings if targets is None or isinstance(targets, str) else settings | {"target_modules": sorted(targets)}
 
 
 MISMATCH_MODES = {
@@ -159,8 +159,11 @@ NO_LOWER_BOUND, NO_UPPER_BOUND = 1e-6, 1e6
 
 def algorithm(value: Any, config: SourceConfig) -> dict[str, Any]:
     """The algorithm for TRL's loss type, and how it averages token losses."""
-    length = {"length": config.count("max_completion_length")} if value == "dr_grpo" else {}
-    return {"name": _algorithm_name(value, config), "aggregate": AGGREGATES[value], **length}
+    name = _algorithm_name(value, config)
+    return {
+        "name": name,
+        "aggregate": config.count("max_completion_length") if value == "dr_grpo" else AGGREGATES[value],
+    }
 
 
 def _algorithm_name(value: Any, config: SourceConfig) -> str:
@@ -203,7 +206,7 @@ def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:
             raise UnsupportedValue(problem, "remove it", "vllm_importance_sampling_clip_min")
         return MISMATCH_MODES[mode] | {"cap": high}
     low = NO_LOWER_BOUND if low is None else parse_number(low, "vllm_importance_sampling_clip_min")
-    return MISMATCH_MODES[mode] | {"cap": high, "high": high, "low": low}
+    return MISMATCH_MODES[mode] | {"cap": high, "bounds": [low, high]}
 
 
 def credit_rounds(value: Any, config: SourceConfig) -> str | None:

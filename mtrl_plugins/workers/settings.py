@@ -36,7 +36,7 @@ class WorkerSettings(RunPart):
     listen: Annotated[str | None, AfterValidator(_validate_address)] = None
     """`host:port` for workers on other machines, which `mtrl-train worker --connect HOST:PORT` starts. Both sides need
     the same token in the environment variable MTRL_WORKER_TOKEN."""
-    silent_s: PositiveFloat = 60.0
+    heartbeat_timeout_s: PositiveFloat = 60.0
     """Seconds without a sign of life after which a worker counts as lost, and is killed."""
     wait_s: PositiveFloat = 300.0
     """Seconds for which workers may start, and for which rollouts wait for one if all are lost."""
@@ -87,7 +87,7 @@ class WorkerSettings(RunPart):
         from mtrl_plugins.workers.worker_pool import WorkerPool
 
         settings = job.settings
-        about = make_worker_job(settings, job.model, job.template, settings.evaluation.kind, engine, self.silent_s)
+        about = make_worker_job(settings, job.model, job.template, engine, self.heartbeat_timeout_s)
         acts_unseen = settings.stepper is not None or any(part.acts_unseen for part in settings.parts)
         async with WorkerPool(self, about, engine, folder, log, is_last=is_last, acts_unseen=acts_unseen) as pool:
             log(f"rollouts are played by rollout workers: {pool.describe()}")

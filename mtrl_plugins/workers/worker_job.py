@@ -70,7 +70,6 @@ class WorkerJob(FrozenModel):
 
     settings: PlayedSettings
     model: Path
-    kind_column: str
     engine: EngineLimits
     tokenizer: TokenizerPrint
     """That of the training process: ids of another one would mean other text."""
@@ -95,7 +94,6 @@ def make_worker_job(
     settings: BaseRolloutSettings,
     model: Path,
     template: Template,
-    kind_column: str,
     engine: Engine,
     silent_s: float,
 ) -> WorkerJob:
@@ -104,7 +102,6 @@ def make_worker_job(
     return WorkerJob(
         settings=PlayedSettings.model_validate(content),
         model=model,
-        kind_column=kind_column,
         engine=EngineLimits(**asdict(engine.capabilities)),
         tokenizer=TokenizerPrint.take(template),
         vocabulary=_find_vocabulary(model, template),

@@ -77,7 +77,7 @@ class WorkerClock:
 
 
 LATE_S = 120.0
-"""How much longer than `limits.wall_s` a rollout may take: opening and closing its session has limits of its own."""
+"""How much longer than `limits.timeout_s` a rollout may take: opening and closing its session has limits of its own."""
 MAX_REQUESTS = 64
 """Requests of one rollout to the engine at once."""
 STARTING, UP, LOST = "starting", "up", "lost"
@@ -201,7 +201,7 @@ class WorkerLink:
         self._clock.hold(number)
         try:
             self._send_assignment(number, assignment, blobs)
-            with anyio.move_on_after(runner.limits.wall_s + LATE_S):
+            with anyio.move_on_after(runner.limits.timeout_s + LATE_S):
                 await play.done.wait()
         finally:
             del self._plays[number]
@@ -213,7 +213,7 @@ class WorkerLink:
         if play.refused:
             raise RefusedError(play.refused)
         if play.rollout is None:
-            problem = self.problem or f"it did not end within {runner.limits.wall_s + LATE_S:g} s"
+            problem = self.problem or f"it did not end within {runner.limits.timeout_s + LATE_S:g} s"
             raise WorkerLostError(f"the rollout worker {self.name} is lost: {problem}", has_acted=play.has_acted)
         return play.rollout
 

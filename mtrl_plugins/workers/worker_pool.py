@@ -472,10 +472,10 @@ async def _serve_listener(listener: Listener[SocketStream], handler: Callable[[S
 
 def make_lost_rollout(assignment: Assignment, stop: StopReason, reason: str) -> Rollout:
     """A rollout that no worker could play to its end."""
-    task, kind_column = assignment.task, assignment.runner.kind_column
+    task = assignment.task
     return Rollout(
         task=task.id,
-        kind=task.kind(kind_column),
+        kind=task.kind,
         ledger=Ledger(()),
         stop=stop,
         group=assignment.group,

@@ -246,7 +246,6 @@ async def _open_runner(job: WorkerJob, options: WorkerOptions, engine: RemoteEng
             make_sampling(settings),
             stepper,
             seed=settings.seed,
-            kind_column=job.kind_column,
         )
         if player is not None:
             await stack.enter_async_context(player)

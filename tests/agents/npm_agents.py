@@ -74,7 +74,7 @@ async def main(name: str, bin_folder: Path) -> None:
     agent = AGENTS[name]
     command = (str(bin_folder / agent["command"][0]), *agent["command"][1:])
     env = {"HOME": "{folder}", **agent["env"]}
-    limits = RolloutLimits(turn_tokens=400, rollout_tokens=200_000, wall_s=200)
+    limits = RolloutLimits(turn_tokens=400, rollout_tokens=200_000, timeout_s=200)
     async with open_agents(
         policy, limits=limits, command=command, env=env, files=agent["files"], stdin="none"
     ) as harness:

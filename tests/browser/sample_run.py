@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "n": SIBLINGS,
     "prompts": GROUPS,
     "seed": 0,
-    "update": {"lr": 1e-6, "clip": 1.0},
+    "update": {"lr": 1e-6, "max_grad_norm": 1.0},
     "limits": {"assistant_turns": 6, "turn_tokens": 512},
     "reward": {
         "components": {"right": {"weight": 1.0}, "brief": {"weight": 0.1}},

@@ -39,7 +39,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def small_job() -> TrainSettings:
     """The default job in small, which stands in for it."""
-    return jobs.small_job(tools="tool_configs", evaluation={"every": 0, "rows": 4})
+    return jobs.small_job(tools="tool_configs", evaluation={"every": 0, "final_rows": 4})
 
 
 @pytest.fixture(scope="session")

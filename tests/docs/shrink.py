@@ -89,7 +89,7 @@ def shrink_settings(settings: dict[str, Any]) -> dict[str, Any]:
     small = {**settings, "steps": min(settings.get("steps", 2), 2), "prompts": 2, "n": 2}
     small["limits"] = {**settings.get("limits", {}), "turn_tokens": 8, "assistant_turns": 2}
     evaluation = settings.get("evaluation", {})
-    small["evaluation"] = {**evaluation, "every": min(evaluation.get("every", 0), 1), "few": 2, "rows": 2}
+    small["evaluation"] = {**evaluation, "every": min(evaluation.get("every", 0), 1), "rows": 2, "final_rows": 2}
     small["checkpoint"] = {"every": 1}
     return small
 

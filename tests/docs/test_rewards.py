@@ -34,7 +34,7 @@ def test_page_shows_what_each_kind_of_credit_gives() -> None:
     )
     for kind, *shown in read_table(PAGE, "credit"):
         name, _, discount = kind.partition(", discount: ")
-        credit = {"kind": name, "discount": float(discount or 1)}
+        credit = {"kind": name, "gamma": float(discount or 1)}
         settings = AlgorithmSettings.model_validate({"name": "dr_grpo", "credit": credit})
         advantages = credit_turns(turn_rewards, settings).tolist()
         assert [float(cell) for cell in shown] == pytest.approx(advantages, abs=5e-4)

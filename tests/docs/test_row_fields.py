@@ -11,10 +11,10 @@ from tests.docs.reference import ROOT
 from trainer.data.row_media import RowMedia
 from trainer.data.row_to_task import ROW_FIELDS, row_to_task
 from trainer.rollout.settings import ColumnSettings
-from trainer.rollout.task import KIND_COLUMN
+from trainer.rollout.task import KIND_COLUMNS
 
 DESCRIBED = {name for fields in ROW_FIELDS.values() for name in fields}
-READ_LATER = {KIND_COLUMN, "data_source", "environment", "environment_row", "env_config", "ctx_config"}
+READ_LATER = {*KIND_COLUMNS, "environment", "environment_row", "env_config", "ctx_config"}
 """Fields that a row's task does not depend on: metrics, environments and reward functions read them."""
 
 

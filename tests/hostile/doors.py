@@ -92,7 +92,7 @@ class ActingFactory(ToolsAndFeedback):
 
 
 async def roll_out(stepper: Any) -> str:
-    limits = RolloutLimits(wall_s=2 * PATIENCE.s, rollout_tokens=100_000)
+    limits = RolloutLimits(timeout_s=2 * PATIENCE.s, rollout_tokens=100_000)
     (task,) = make_tasks("t")
     async with make_gateway() as gateway, ScriptedEngine(script_by_task({"*": ("one", "two")})) as engine:
         rollout = await RolloutRunner(engine, make_template(HERMES), gateway, limits, stepper=stepper).run(task)
@@ -165,7 +165,7 @@ async def play_agent(is_async: bool, act: Act) -> str:
     async def async_agent(base_url: str, task: Any, session: Any) -> Any:
         return finish(await settle(act()))
 
-    limits = RolloutLimits(wall_s=2 * PATIENCE.s)
+    limits = RolloutLimits(timeout_s=2 * PATIENCE.s)
     # Its endpoint is not served: that needs asyncio.
     host = AgentHost(AgentSettings(function="tests.hostile.doors:play_agent"))
     host.endpoint.url, host.function = "http://127.0.0.1:9", async_agent if is_async else agent

@@ -22,10 +22,11 @@ from tests.servers.start_server import stdio_command
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, make_tasks, render_calls, script_by_task
 from trainer.engine.scripted import ScriptedEngine
+from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.scheduler import Group, Scheduler
-from trainer.rollout.settings import AdmissionSettings, RolloutLimits
+from trainer.rollout.settings import ConcurrencySettings, RolloutLimits
 
 PATIENCE_S = 100.0
 """A test that takes longer hangs."""
@@ -46,7 +47,7 @@ async def run_group(
 
     engine = ScriptedEngine(script_by_task({"t": turns}))
     runner = RolloutRunner(engine, make_template(HERMES), gateway, RolloutLimits(rollout_tokens=100_000))
-    scheduler = Scheduler(runner, 2, admission=AdmissionSettings(open=1), sink=keep)
+    scheduler = Scheduler(runner, 2, admission=Admission(ConcurrencySettings(inflight_rollouts=1)), sink=keep)
     async with scheduler.submit(make_tasks("t")) as groups:
         return [group async for group in groups], ended
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import anyio
 import numpy as np
@@ -18,6 +19,7 @@ from gateway.errors import Unavailable
 from gateway.native.base import ToolResponse
 from gateway.native.function import FunctionTool, SessionContext
 from gateway.native.native_toolset import NativeToolset
+from gateway.schema import summarize_parameters
 from gateway.types import Context, Image, Outcome, Task, Text, ToolCall, ToolResult
 from tests.sample_images import png
 
@@ -146,6 +148,69 @@ async def test_reward_and_metrics_are_split_from_the_response() -> None:
     result = await call_function(scored)
     assert [type(part) for part in result.parts] == [Image, Text]
     assert (result.reward, result.metrics) == (0.5, {"steps": 3})
+
+
+async def test_tuple_of_a_function_is_data_and_no_reward() -> None:
+    def give() -> Any:
+        """Gives."""
+        return "text", 0.5, {}
+
+    result = await call_function(give)
+    assert (result.text, result.reward) == ('["text", 0.5, {}]', None)
+
+
+class Opaque:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: (number for number in range(3)), "a generator: return a list"),
+        (lambda: {"a": [1.0, float("nan")]}, "the number nan"),
+        (lambda: np.float64("inf"), "the number inf"),
+        (lambda: [Opaque()], "an object of type Opaque"),
+        (lambda: len, "an object of type builtin_function_or_method"),
+    ],
+)
+async def test_what_cannot_be_written_is_an_error(make: Any, problem: str) -> None:
+    def give() -> Any:
+        """Gives."""
+        return make()
+
+    result = await call_function(give)
+    assert result.outcome is Outcome.ERROR and problem in result.text
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Home(TypedDict):
+    street: str
+    number: NotRequired[int]
+
+
+async def test_parameters_of_users_types_have_schemas_and_arrive_as_such() -> None:
+    def use(point: Point, colour: Colour, place: Place, home: Home, homes: list[Home] | None = None) -> str:
+        """Uses."""
+        return f"{type(point).__name__} {colour.name} {place.city} {home['street']} {homes}"
+
+    tool = FunctionTool(use)
+    known = tool.spec.parameters["$defs"]
+    assert known["Colour"]["enum"] == ["red"] and known["Home"]["required"] == ["street"]
+    assert known["Point"]["properties"] == {"x": {"type": "integer"}} and "city" in known["Place"]["properties"]
+    assert 'colour: "red"' in summarize_parameters(tool.spec.parameters)
+    arguments = {"point": {"x": 1}, "colour": "red", "place": {"city": "Ulm"}, "home": {"street": "a"}}
+    assert (await call_function(use, json.dumps(arguments))).text == "Point RED Ulm a None"
+
+
+def test_parameter_without_a_schema_is_refused_by_its_name() -> None:
+    def use(thing: Opaque) -> None:
+        """Uses."""
+
+    with pytest.raises(TypeError, match=r"parameter `thing: .*Opaque'?` has no JSON Schema"):
+        FunctionTool(use)
 
 
 @pytest.mark.parametrize(

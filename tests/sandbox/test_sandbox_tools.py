@@ -51,6 +51,22 @@ async def test_variables_and_files_stay_for_the_next_call_of_any_tool() -> None:
         assert await text(session, "shell", command="pwd") == "/rollout"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.stdout = None",
+        "import sys; sys.displayhook = None",
+        "import sys; sys.stdout.close()",
+        "import os; os.close(1)",
+        "import sys, io; sys.stdout = sys.__stdout__ = io.StringIO()",
+    ],
+)
+async def test_streams_that_one_call_breaks_are_whole_in_the_next(code: str) -> None:
+    async with open_session() as session:
+        await call(session, "python", code=f"x = 1\n{code}")
+        assert await text(session, "python", code="print(x)\n2") == "1\n2"
+
+
 async def test_names_that_no_file_can_have_are_told_and_the_sandbox_stays() -> None:
     async with open_session() as session:
         await text(session, "python", code="x = 20")

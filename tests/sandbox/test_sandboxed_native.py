@@ -78,7 +78,7 @@ async def test_functions_and_classes_run_in_sandboxes_of_the_rollout(tools: Path
         assert (await call("waits")).structured == {"waited": True}
         assert (await call("reads", path=3)).outcome is Outcome.INVALID
         scored = await call("scores_itself")
-        assert (scored.text, scored.reward) == ("well done", None)
+        assert (scored.text, scored.reward) == ('["well done", 1.0]', None)
         assert (await call("claims_to_be_down")).outcome is Outcome.ERROR
         ended = await call("ends")
         assert ended.outcome is Outcome.ERROR and "its processes ended it" in str(ended.reason)

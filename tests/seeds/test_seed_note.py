@@ -266,7 +266,7 @@ def test_all_turns_share_the_credit() -> None:
 
 def test_credit_decays_with_distance_to_the_outcome() -> None:
     gamma = 0.95
-    right, wrong = _credited(kind="discounted", discount=gamma)
+    right, wrong = _credited(kind="discounted", gamma=gamma)
     assert right == pytest.approx([0.5 * gamma**2, 0.5 * gamma, 0.5])
     assert wrong == pytest.approx([-value for value in right])
 
@@ -279,8 +279,8 @@ def test_critic_gives_each_turn_its_own_advantage() -> None:
     for number, said in expects.items():
         for at, value in zip(mine, said, strict=True):
             values[number][at] = value
-    right, wrong = _credited(values, kind="gae", discount=1.0, trust=0.0)
+    right, wrong = _credited(values, kind="gae", gamma=1.0, lam=0.0)
     assert right == pytest.approx([0.25, 0.25, 0.25]), "each turn's own part in what was reached"
     assert wrong == pytest.approx([0.0, -0.25, 0.0])
-    whole, _ = _credited(values, kind="gae", discount=1.0, trust=1.0)
+    whole, _ = _credited(values, kind="gae", gamma=1.0, lam=1.0)
     assert whole == pytest.approx([0.75, 0.5, 0.25]), "or all that followed, against what was expected"

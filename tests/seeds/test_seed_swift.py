@@ -237,7 +237,9 @@ async def test_loss_scale_selects_trained_rounds(flags: list[str], learned: list
     settings = _settings(*flags)
     row = {**ROW, "messages": [*ROW["messages"], {"role": "assistant", "content": "Is it?"}, ROW["messages"][1]]}
     rollout = await played(f"{file}:Scheduler", "It is 6.", "It is 12.", row=row, max_turns=2)
-    weighed = compute_token_weights(rollout.ledger, load_token_weight_fn(settings.algorithm.credit.rounds), "one")
+    weighed = compute_token_weights(
+        rollout.ledger, load_token_weight_fn(settings.algorithm.credit.trained_turns), "one"
+    )
     starts = rollout.ledger.starts
     by_entry = [
         weighed[start : start + len(entry.ids)]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = {
     "prompts": 8,
     "n": 8,
-    "evaluation": {"every": 1, "few": 4, "rows": 8},
+    "evaluation": {"every": 1, "rows": 4, "final_rows": 8},
     "checkpoint": {"every": 1},
     "update": {"lr": 0.002},
 }

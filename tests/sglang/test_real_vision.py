@@ -26,7 +26,11 @@ from trainer.policy.settings import UpdateSettings
 from trainer.template import Template
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"prompts": 8, "evaluation": {"every": 1, "few": 4, "rows": 8, "after": False}, "checkpoint": {"every": 1}}
+SMALL = {
+    "prompts": 8,
+    "evaluation": {"every": 1, "rows": 4, "final_rows": 8, "after": False},
+    "checkpoint": {"every": 1},
+}
 OPTIONS = ServerOptions(context=512, cache_tokens=16384, device="cpu", tokenizer=True)
 SHOWN = [{"type": "text", "text": "Look:"}, {"type": "image"}, {"type": "image"}]
 PICTURES = [picture(1, 60, 50), picture(2, 90, 47)]

@@ -11,7 +11,7 @@ from typer.testing import Result
 
 ROOT = Path(__file__).parents[2]
 TOOLS = str(ROOT / "tool_configs")
-SMALL_SETTINGS = {"limits": {"turn_tokens": 24, "rollout_tokens": 3000}, "admission": {"writing": 8}}
+SMALL_SETTINGS = {"limits": {"turn_tokens": 24, "rollout_tokens": 3000}, "concurrency": {"running_requests": 8}}
 RunCommand = Callable[..., Result]
 
 

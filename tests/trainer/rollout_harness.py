@@ -14,10 +14,11 @@ from gateway.gateway import Gateway
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, make_gateway, render_calls, script_by_task
 from trainer.engine.scripted import Script, ScriptedEngine
+from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.scheduler import Group, Scheduler
-from trainer.rollout.settings import AdmissionSettings, GroupRules
+from trainer.rollout.settings import ConcurrencySettings
 from trainer.rollout.task import Task
 from trainer.view.counters import RolloutCounters
 
@@ -63,9 +64,17 @@ class RolloutHarness:
     async def record(self, rollout: Rollout) -> None:
         self.finished.append(rollout)
 
-    def make_scheduler(self, count: int, *, rules: GroupRules | None = None, **admission: Any) -> Scheduler:
-        settings = AdmissionSettings(**admission)
-        return Scheduler(self.runner, count, admission=settings, rules=rules or GroupRules(), sink=self.record)
+    def make_scheduler(
+        self,
+        count: int,
+        *,
+        max_retries: int = 2,
+        patience_s: float | None = None,
+        waiting: int | None = None,
+        **concurrency: int,
+    ) -> Scheduler:
+        admission = Admission(ConcurrencySettings(**concurrency), patience_s=patience_s, waiting=waiting)
+        return Scheduler(self.runner, count, admission=admission, max_retries=max_retries, sink=self.record)
 
     async def run_all(self, tasks: Iterable[Task], count: int, **settings: Any) -> list[Group]:
         async with self.make_scheduler(count, **settings).submit(tasks) as groups:

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from tests.trainer.policy_scripts import make_tasks
 from tests.trainer.rollout_harness import BlockingTool, blocking_turns, open_harness
 from trainer.rollout.admission import Admission, EngineSlots
-from trainer.rollout.settings import AdmissionSettings
+from trainer.rollout.settings import ConcurrencySettings
 
 
 async def test_rollout_that_waits_for_a_tool_frees_its_engine_slot() -> None:
     tool = BlockingTool()
     async with (
         open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
-        harness.make_scheduler(1, writing=1).submit(make_tasks("slow", "quick")) as groups,
+        harness.make_scheduler(1, running_requests=1).submit(make_tasks("slow", "quick")) as groups,
     ):
         assert (await anext(groups)).task.id == "quick"
         assert tool.waiting["slow"] == 1
@@ -34,7 +34,7 @@ async def test_slow_server_delays_only_the_rollouts_that_use_it() -> None:
     tasks = make_tasks(*["slow"] * 8, *["quick"] * 8)
     async with (
         open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
-        harness.make_scheduler(4, open=64, writing=2).submit(tasks) as groups,
+        harness.make_scheduler(4, inflight_rollouts=64, running_requests=2).submit(tasks) as groups,
     ):
         quick = [await anext(groups) for _ in range(8)]
         assert {group.task.id for group in quick} == {"quick"}
@@ -48,7 +48,7 @@ async def test_long_waiting_rollouts_are_limited_by_waiting() -> None:
     tool = BlockingTool()
     async with (
         open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
-        harness.make_scheduler(1, open=2, patience_s=1e-6, waiting=3).submit(
+        harness.make_scheduler(1, inflight_rollouts=2, patience_s=1e-6, waiting=3).submit(
             make_tasks(*["slow"] * 9, "quick")
         ) as groups,
     ):
@@ -64,7 +64,7 @@ async def test_long_waiting_rollouts_are_limited_by_waiting() -> None:
 async def test_finished_groups_keep_their_slots_until_they_are_received() -> None:
     async with (
         open_harness({"*": ("done",)}) as harness,
-        harness.make_scheduler(1, open=2, waiting=0).submit(make_tasks(*"abcdef")) as groups,
+        harness.make_scheduler(1, inflight_rollouts=2, waiting=0).submit(make_tasks(*"abcdef")) as groups,
     ):
         await anyio.wait_all_tasks_blocked()
         assert len(harness.finished) == 2
@@ -186,7 +186,7 @@ def test_engine_slots_go_by_rank_and_are_never_lost(count: int, operations: list
 
 
 async def test_long_waiting_rollout_lets_exactly_one_more_start() -> None:
-    admission = Admission(AdmissionSettings(open=2, patience_s=1e-6))
+    admission = Admission(ConcurrencySettings(inflight_rollouts=2), patience_s=1e-6)
     started: list[str] = []
 
     async def run_rollout(name: str) -> None:

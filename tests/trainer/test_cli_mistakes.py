@@ -32,7 +32,7 @@ WRONG_PATHS = (
 )  # fmt: skip
 PATH_KEYS = (
     "tools", "mcp", "model", "data", "evaluation.data", "template.chat_template", "template.parser", "stepper",
-    "reward.components.mine.function", "algorithm.credit.rounds", "agent.function",
+    "reward.components.mine.function", "algorithm.credit.trained_turns", "agent.function",
 )  # fmt: skip
 COMMANDS = ("", "check", "eval", "render", "replay", "rollout", "show", "plot", "why", "plan", "translate")
 

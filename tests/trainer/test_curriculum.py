@@ -45,18 +45,24 @@ def stages_of(plan: Curriculum, *successes: float | None) -> list[int]:
     return stages
 
 
+@pytest.fixture(autouse=True)
+def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Success is averaged over two steps."""
+    monkeypatch.setattr("trainer.data.curriculum.RECENT_STEPS", 2)
+
+
 def test_stage_lasts_until_its_step() -> None:
     plan = curriculum({"until": {"step": 2}}, {"until": {"step": 3}}, {})
     assert stages_of(plan, 0, 0, 0, 0, 0) == [0, 0, 1, 2, 2]
 
 
 def test_stage_lasts_until_success_over_its_latest_steps() -> None:
-    plan = curriculum({"until": {"success": 0.5, "over": 2}}, {"until": {"success": 1.0, "over": 1}}, {})
-    assert stages_of(plan, 0, 1.0, 0.9, 1.0, 0) == [0, 0, 1, 1, 2]
+    plan = curriculum({"until": {"success": 0.5}}, {"until": {"success": 1.0}}, {})
+    assert stages_of(plan, 0, 1.0, 1.0, 1.0, 0) == [0, 0, 1, 1, 2]
 
 
 def test_success_counts_within_its_stage_and_for_scored_steps() -> None:
-    plan = curriculum({"until": {"success": 1.0, "over": 2}}, {"until": {"success": 1.0, "over": 2}}, {})
+    plan = curriculum({"until": {"success": 1.0}}, {"until": {"success": 1.0}}, {})
     assert stages_of(plan, 1.0, None, None, 1.0, 1.0, None, 1.0, 0) == [0, 0, 0, 0, 1, 1, 1, 2]
 
 
@@ -110,9 +116,7 @@ def test_names_in_stages_are_checked_against_the_gateway() -> None:
     assert curriculum({"tools": ["add"], "interaction": "gsm8k"}).check_names(SPECS) == []
 
 
-PLAN = curriculum(
-    {"until": {"success": 1.0, "over": 2}, "tools": ["add"]}, {"until": {"step": 6}, "data": "hard"}, {"tools": []}
-)
+PLAN = curriculum({"until": {"success": 1.0}, "tools": ["add"]}, {"until": {"step": 6}, "data": "hard"}, {"tools": []})
 
 
 def draw(course: TaskStream, steps: range) -> list[tuple[str, tuple[str, ...] | None]]:

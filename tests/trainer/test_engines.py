@@ -66,7 +66,7 @@ def test_weight_transfer_depends_on_where_servers_run(
     engine: str, cuda: bool, publish: str, way: type, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
-    assert isinstance(made(model, engine, publish=publish)._publisher._weight_sync, way)
+    assert isinstance(made(model, engine, weight_sync=publish)._publisher._weight_sync, way)
 
 
 @pytest.mark.parametrize(

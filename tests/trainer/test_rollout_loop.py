@@ -159,7 +159,7 @@ async def test_response_tokens_bound_turns_and_answers_but_not_the_prompt() -> N
     [
         (RolloutLimits(assistant_turns=2), StopReason.ASSISTANT_TURNS, 2),
         (RolloutLimits(tool_calls=2), StopReason.TOOL_CALLS, 3),
-        (RolloutLimits(wall_s=1.0), StopReason.WALL_TIME, 1),
+        (RolloutLimits(timeout_s=1.0), StopReason.WALL_TIME, 1),
     ],
 )
 async def test_each_limit_has_its_own_stop_reason(limits: RolloutLimits, stop: StopReason, turns: int) -> None:

@@ -16,10 +16,11 @@ from tests.servers.start_server import stdio_command
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, make_tasks, render_calls, script_by_task
 from trainer.engine.scripted import ScriptedEngine
+from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.scheduler import Group, Scheduler
-from trainer.rollout.settings import AdmissionSettings, GroupRules, RolloutLimits
+from trainer.rollout.settings import ConcurrencySettings, RolloutLimits
 from trainer.view.counters import RolloutCounters
 
 ECHO = (render_calls(("echo", {"text": "still here"})), "done")
@@ -39,7 +40,7 @@ async def run_groups(
     *,
     count: int = 2,
     limits: RolloutLimits | None = None,
-    admission: AdmissionSettings | None = None,
+    admission: ConcurrencySettings | None = None,
     **entry: Any,
 ) -> tuple[dict[str, Group], RolloutCounters]:
     """Runs a group for each task in `texts` at once, with one misbehaving server; returns groups by task."""
@@ -51,8 +52,7 @@ async def run_groups(
             engine = ScriptedEngine(script_by_task(texts))
             limits_or_default = limits or RolloutLimits(rollout_tokens=100_000)
             runner = RolloutRunner(engine, make_template(HERMES), gateway, limits_or_default, observer=counts)
-            rules = GroupRules(on_failure="rest")
-            scheduler = Scheduler(runner, count, admission=admission or AdmissionSettings(), rules=rules)
+            scheduler = Scheduler(runner, count, admission=Admission(admission or ConcurrencySettings()), max_retries=0)
             async with scheduler.submit(make_tasks(*texts)) as groups:
                 groups_by_task = {group.task.id: group async for group in groups}
             assert not gateway.sessions
@@ -79,7 +79,7 @@ async def test_server_crash_ends_only_the_rollout_that_called_it(folder: Path) -
 async def test_crashed_shared_server_restarts_for_later_rollouts(folder: Path) -> None:
     pid_turns = (render_calls(("pid", {})), "done")
     texts = {"before": pid_turns, "dies": (render_calls(("crash", {})), "never written"), "after": pid_turns}
-    groups_by_task, _ = await run_groups(folder, texts, count=1, admission=AdmissionSettings(open=1))
+    groups_by_task, _ = await run_groups(folder, texts, count=1, admission=ConcurrencySettings(inflight_rollouts=1))
     assert groups_by_task["dies"].dropped and groups_by_task["dies"].failed[0].stop is StopReason.TOOL_FAILED
     pids = [groups_by_task[name].rollouts[0].ledger.entries[2].messages[0]["content"] for name in ("before", "after")]
     assert pids[0] != pids[1] and all(text.isdigit() for text in pids)

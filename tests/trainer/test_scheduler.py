@@ -15,7 +15,6 @@ from tests.trainer.rollout_harness import BlockingTool, blocking_turns, open_har
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.scripted import Answer, Script
 from trainer.rollout.rollout import StopReason
-from trainer.rollout.settings import GroupRules
 from trainer.rollout.steppers import ToolsAndFeedback, Turn
 
 
@@ -60,34 +59,24 @@ async def test_failed_rollout_is_repeated_with_the_same_seed_and_recorded() -> N
     assert len(harness.finished) == 4 and failed in harness.finished
 
 
-@pytest.mark.parametrize(
-    ("rules", "scored", "failed", "dropped"),
-    [
-        (GroupRules(on_failure="refill", refills=2), 2, 3, False),
-        (GroupRules(on_failure="rest"), 2, 1, False),
-        (GroupRules(on_failure="drop"), 0, 1, True),
-    ],
-)
-async def test_group_rules_apply_when_a_rollout_keeps_failing(
-    rules: GroupRules, scored: int, failed: int, dropped: bool
-) -> None:
+@pytest.mark.parametrize(("retries", "failed"), [(2, 3), (0, 1)])
+async def test_a_rollout_that_keeps_failing_is_run_again_as_often_as_is_allowed(retries: int, failed: int) -> None:
     async with open_harness(engine_fails_first_rollout(99)) as harness:
-        (group,) = await harness.run_all(make_tasks("t", truth="7"), 3, rules=rules)
-    assert (len(group.rollouts), len(group.failed), group.dropped) == (scored, failed, dropped)
-    assert (group.missing, group.status) == (1, "dropped" if dropped else "short")
+        (group,) = await harness.run_all(make_tasks("t", truth="7"), 3, max_retries=retries)
+    assert (len(group.rollouts), len(group.failed), group.missing, group.status) == (2, failed, 1, "short")
     assert all(rollout.rewards == {} and rollout.stop.is_infrastructure for rollout in group.failed)
     assert not any(rollout.stop.is_infrastructure for rollout in group.rollouts)
     assert len(harness.finished) == failed + 2, "failed rollouts are recorded, too"
 
 
-@pytest.mark.parametrize("rule", ["refill", "rest", "drop"])
-async def test_group_is_dropped_when_all_rollouts_fail(rule: Any) -> None:
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_group_is_dropped_when_all_rollouts_fail(retries: int) -> None:
     def script(ids: Any, sampling: Sampling, key: str) -> Answer:
         return EngineError("gone")
 
     async with open_harness(script) as harness:
-        (group,) = await harness.run_all(make_tasks("t"), 2, rules=GroupRules(on_failure=rule, refills=1))
-    assert group.status == "dropped" and group.rollouts == () and len(group.failed) == (4 if rule == "refill" else 2)
+        (group,) = await harness.run_all(make_tasks("t"), 2, max_retries=retries)
+    assert group.status == "dropped" and group.rollouts == () and len(group.failed) == 2 + 2 * retries
 
 
 def calls_or_avoids(avoids: Callable[[int, int], bool]) -> Script:
@@ -124,7 +113,7 @@ async def test_exception_in_a_stepper_fails_only_its_own_rollouts() -> None:
             return super().check_finished(turn)
 
     async with open_harness({"*": ("done",)}, stepper=FailingStepper()) as harness:
-        groups = await harness.run_all(make_tasks("a", "b", "c"), 2, rules=GroupRules(on_failure="rest"))
+        groups = await harness.run_all(make_tasks("a", "b", "c"), 2, max_retries=0)
     failed_reasons = {group.task.id: [rollout.reason for rollout in group.failed] for group in groups}
     assert failed_reasons == {"a": [], "b": ["KeyError: 'no such thing'"] * 2, "c": []}
 
@@ -133,7 +122,7 @@ async def test_leaving_the_block_cancels_all_calls_and_closes_all_sessions() -> 
     tool = BlockingTool()
     async with open_harness({"hangs": blocking_turns("hangs"), "*": ("done",)}, tool.block) as harness:
         harness.engine.hold("2/writes/0")
-        async with harness.make_scheduler(1, open=4).submit(
+        async with harness.make_scheduler(1, inflight_rollouts=4).submit(
             make_tasks("hangs", "quick", "writes", "hangs", "hangs", "late")
         ) as groups:
             assert (await anext(groups)).task.id == "quick"
@@ -157,7 +146,7 @@ async def test_300_rollouts_with_slow_and_failing_tools_each_finish_once() -> No
     texts = (*(render_calls(*[("work", {"step": step})] * (1 + step % 2)) for step in range(3)), "It is #### 7")
     names = [f"t{number}" for number in range(60)]
     async with open_harness({"*": texts}, work) as harness:
-        groups = await harness.run_all(make_tasks(*names, truth="7"), 5, open=120, writing=16)
+        groups = await harness.run_all(make_tasks(*names, truth="7"), 5, inflight_rollouts=120, running_requests=16)
     snapshot = harness.counts.snapshot()
     assert sorted(group.task.id for group in groups) == sorted(names)
     for group in groups:

@@ -136,7 +136,7 @@ def test_commands_explain_untrained_rollouts(tmp_path: Path) -> None:
         for rollout in (0, 32, 33, 34)
     ]
     assert reports[0].startswith("  trained ")
-    assert reports[1].endswith("its group, which had no signal and was replaced (`algorithm.dynamic`)")
+    assert reports[1].endswith("its group, which had no signal and was replaced (`algorithm.dynamic_sampling`)")
     assert "too stale (`max_staleness`)" in reports[2] and "step 3, for which it was collected, has not" in reports[3]
     assert "not trained: " in CliRunner().invoke(app, ["show", str(tmp_path / "run"), "32"]).output
 

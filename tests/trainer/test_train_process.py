@@ -105,7 +105,7 @@ def test_ctrl_c_closes_everything_and_saves_finished_rollouts(tool: str, place: 
 def test_ctrl_c_during_generation_stops_quickly(place: Path, model: Path) -> None:
     settings = {
         "model": str(model), "data": rows(place, *(f"t{number}" for number in range(200))), "out": "runs/a", "n": 4,
-        "limits": {"turn_tokens": 256}, "admission": {"writing": 8},
+        "limits": {"turn_tokens": 256}, "concurrency": {"running_requests": 8},
     }  # fmt: skip
     (place / "run.yaml").write_text(json.dumps(settings))
     with run_process(place, "-m", "trainer.cli", "rollout", "--config", "run.yaml") as process:

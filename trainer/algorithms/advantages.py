@@ -30,7 +30,7 @@ class TokenAdvantages:
     """The rows with a gradient, in the order of their sequences. If there are none, the step changes nothing."""
     totals: StepTotals
     """Totals over all rows. Skipped rows have no gradient, but they count in the mean, so skipping them saves time and
-    changes nothing: a group with a signal weighs no more because other groups have none. With `algorithm.dynamic`, such
+    changes nothing: a group with a signal weighs no more because other groups have none. With dynamic sampling, such
     groups are replaced before the batch is built.
     """
     skipped: int
@@ -111,7 +111,7 @@ def _build_row(
 
 def _kl_costs(batch: TrainBatch, settings: AlgorithmSettings, reference_kl: Sequence[float] | None) -> Tensor:
     """What each rollout's KL to the reference takes off its reward, before siblings are compared."""
-    if not (settings.kl.coefficient and settings.kl.place == "reward"):
+    if not (settings.kl.coefficient and settings.kl.in_reward):
         return torch.zeros(len(batch.names), dtype=torch.float64)
     if reference_kl is None or len(reference_kl) != len(batch.names):
         raise ValueError(f"a KL term in the reward needs the KL of each of {len(batch.names)} rollouts")
@@ -137,7 +137,7 @@ def _apply_gae(
     last_K = count_by_segment(turn_N, len(turn_rewards.scores_K)).cumsum(0) - 1
     rewarded_K = torch.maximum(last_K, first_S[turn_rewards.sequence_K])
     rewards_N = sum_by_segment(turn_rewards.rewards_K, rewarded_K, len(turn_N))
-    estimate = credit.compute_gae(rewards_N, values_N, sequence_N, settings.credit.discount, settings.credit.trust)
+    estimate = credit.compute_gae(rewards_N, values_N, sequence_N, settings.credit.gamma, settings.credit.lam)
     zeros_T = torch.zeros(len(mask_T), dtype=torch.float64)
     advantages_T, returns_T = (zeros_T.masked_scatter(mask_T, part_N) for part_N in estimate)
     return advantages_T, returns_T
@@ -147,7 +147,7 @@ def _has_gradient(row: BatchRow, settings: AlgorithmSettings) -> bool:
     """Whether the policy, or a critic, has something to learn from this row."""
     if settings.credit.kind == "gae":
         return True
-    if settings.kl.coefficient and settings.kl.place == "loss":
+    if settings.kl.coefficient and not settings.kl.in_reward:
         return any(row.weights)
     return any(weight and advantage for weight, advantage in zip(row.weights, row.advantages, strict=True))
 

@@ -125,7 +125,7 @@ class TurnRewards:
 
 def credit_turns(turn_rewards: TurnRewards, settings: AlgorithmSettings) -> Tensor:
     """Computes each turn's advantage, for all kinds of credit but `gae`, which works on tokens."""
-    kind, discount = settings.credit.kind, settings.credit.discount
+    kind, discount = settings.credit.kind, settings.credit.gamma
     sequence_K, group_S = turn_rewards.sequence_K, turn_rewards.group_S
     if kind == "turns":
         return turn_credit(turn_rewards.rewards_K, sequence_K, group_S, discount)

@@ -34,13 +34,13 @@ class StepTotals:
         return cls(weight, rollouts)
 
 
-def aggregate_loss(losses_T: Tensor, batch: Batch, kind: Aggregation, totals: StepTotals, length: int = 1) -> Tensor:
+def aggregate_loss(losses_T: Tensor, batch: Batch, kind: Aggregation | int, totals: StepTotals) -> Tensor:
     """Computes this micro-batch's part of the step's loss; the parts of all micro-batches add up to it."""
     weighted_T = torch.where(batch.trained_T, batch.weights_T * losses_T, 0)
     if kind == "token":
         return weighted_T.sum() / totals.weight
-    if kind == "constant":
-        return weighted_T.sum() / (totals.rollouts * length)
+    if isinstance(kind, int):
+        return weighted_T.sum() / (totals.rollouts * kind)
     weight_S = batch.sum_by_sequence(batch.weights_T) if batch.rollout_weight_S is None else batch.rollout_weight_S
     mean_S = batch.sum_by_sequence(weighted_T) / torch.where(weight_S > 0, weight_S, 1)
     return mean_S.sum() / totals.rollouts
@@ -108,8 +108,8 @@ def compute_importance_weights(batch: Batch, settings: MismatchSettings) -> Tens
     """
     weights_T = batch.trained_T.to(batch.old_logprobs_T.dtype)
     if settings.reject:
-        ratio_T = _compute_ratio(batch, settings.reject)
-        weights_T = weights_T * ((ratio_T >= settings.low) & (ratio_T <= settings.high))
+        ratio_T, (low, high) = _compute_ratio(batch, settings.reject), settings.bounds
+        weights_T = weights_T * ((ratio_T >= low) & (ratio_T <= high))
     if settings.truncate:
         weights_T = weights_T * _compute_ratio(batch, settings.truncate).clamp(max=settings.cap)
     return weights_T.detach()
@@ -149,12 +149,12 @@ def compute_loss(logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings:
         weights_T = compute_importance_weights(batch, settings.mismatch)
         losses_T = losses_T * weights_T
         metrics = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
-    if settings.kl.coefficient and settings.kl.place == "loss":
+    if settings.kl.coefficient and not settings.kl.in_reward:
         kl_T = estimate_kl(logprobs_T, batch, settings.kl.estimator)
         losses_T = losses_T + settings.kl.coefficient * kl_T
         metrics["kl/reference"] = _trained_mean(kl_T, batch)
     batch.check_finite("a loss of", losses_T.detach(), batch.trained_T)
-    value = aggregate_loss(losses_T, batch, settings.aggregate or algorithm.aggregate, totals, settings.length)
+    value = aggregate_loss(losses_T, batch, settings.aggregate or algorithm.aggregate, totals)
     if not bool(value.isfinite()):
         raise NotFiniteError(f"the loss is {float(value)}: each token's loss is finite, but their sum overflows")
     return Loss(value, metrics, int(batch.trained_T.sum()))

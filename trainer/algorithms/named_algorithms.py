@@ -16,6 +16,10 @@ MAX_LOG_RATIO = 20.0
 """Log ratios are clamped to this: larger ones come from rounding only, and their ratio would overflow."""
 
 
+CONSTANT_LENGTH = 1024
+"""What algorithms whose sums are divided by a constant length divide by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Clip:
     """Bounds of the importance ratio: from 1 - low to 1 + high."""
@@ -43,7 +47,7 @@ class Algorithm:
     objective: Callable[[Tensor, Batch, Clip], Objective]
     """(logprobs_T of the new policy, batch, clip) -> the losses to minimise."""
     clip: Clip
-    aggregate: Aggregation
+    aggregate: Aggregation | int
     whiten: bool = False
     """Normalises the advantages of all tokens of a step to mean 0 and standard deviation 1."""
     is_supervised: bool = False
@@ -94,7 +98,7 @@ def ppo_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
 GRPO = Algorithm("grpo", normalize_by_group, ppo_objective, Clip(0.2, 0.2), aggregate="sequence")
 
 
-DR_GRPO = Algorithm("dr_grpo", center_rewards, ppo_objective, Clip(0.2, 0.2), aggregate="constant")
+DR_GRPO = Algorithm("dr_grpo", center_rewards, ppo_objective, Clip(0.2, 0.2), aggregate=CONSTANT_LENGTH)
 
 
 DAPO = Algorithm("dapo", normalize_by_group, ppo_objective, Clip(0.2, 0.28), aggregate="token")
@@ -142,7 +146,7 @@ def unclipped_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objecti
     return Objective(losses_T, torch.zeros_like(batch.trained_T))
 
 
-RLOO = Algorithm("rloo", leave_one_out, unclipped_objective, Clip(0.2, 0.2), aggregate="constant")
+RLOO = Algorithm("rloo", leave_one_out, unclipped_objective, Clip(0.2, 0.2), aggregate=CONSTANT_LENGTH)
 
 
 def keep_rewards(rewards_S: Tensor, group_S: Tensor) -> Tensor:

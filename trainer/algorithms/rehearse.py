@@ -20,7 +20,7 @@ def rehearse_loss(groups: Sequence[ScoredGroup], settings: AlgorithmSettings, to
     """Makes the loss of these groups and its gradient with made-up logprobs; returns the number of trained tokens."""
     batch = build_train_batch(groups, settings, token_weight_fn)
     zeros = [[0.0] * len(sequence.ids) for sequence in batch.sequences]
-    reference = [0.0] * len(batch.rewards) if settings.kl.coefficient and settings.kl.place == "reward" else None
+    reference = [0.0] * len(batch.rewards) if settings.kl.coefficient and settings.kl.in_reward else None
     values = zeros if settings.credit.kind == "gae" else None
     advantages = compute_token_advantages(batch, settings, reference_kl=reference, values=values)
     if not advantages.rows:
@@ -28,7 +28,7 @@ def rehearse_loss(groups: Sequence[ScoredGroup], settings: AlgorithmSettings, to
     packed = pack(advantages.rows)
     logprobs_T = torch.full((len(packed.ids_T),), -0.5, requires_grad=True)
     packed = packed.with_old_logprobs(logprobs_T.detach(), settings.ratio == "proximal")
-    if settings.kl.coefficient and settings.kl.place == "loss":
+    if settings.kl.coefficient and not settings.kl.in_reward:
         packed = replace(packed, ref_logprobs_T=logprobs_T.detach())
     loss = compute_loss(logprobs_T, packed, advantages.totals, settings)
     loss.value.backward()  # type: ignore[no-untyped-call]

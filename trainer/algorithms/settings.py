@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from gateway.config.base import FrozenModel
 
 Name = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo", "sft"]
-Aggregation = Literal["token", "sequence", "constant"]
+Aggregation = Literal["token", "sequence"]
 Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 Share = Annotated[float, Field(ge=0, le=1)]
+RESAMPLES = 3
+"""How often groups without a learning signal are replaced, by default of dynamic sampling."""
+
+
+def _count_resamples(value: object) -> object:
+    """`dynamic_sampling: true` is how people write it."""
+    return value * RESAMPLES if isinstance(value, bool) else value
 
 
 class KLSettings(FrozenModel):
@@ -21,8 +36,8 @@ class KLSettings(FrozenModel):
     """The weight of the KL term; with 0, no reference policy is loaded."""
     estimator: Estimator = "k3"
     """How the KL is estimated from sampled tokens; `k1+` and `k3+` have the unbiased gradient, that of k2."""
-    place: Literal["loss", "reward"] = "loss"
-    """`loss`: a term of the loss; `reward`: subtracted from the rollout's reward before advantages are computed."""
+    in_reward: bool = False
+    """Subtract it from the rollout's reward before advantages are computed, instead of adding it to the loss."""
 
 
 class MismatchSettings(FrozenModel):
@@ -35,15 +50,13 @@ class MismatchSettings(FrozenModel):
     """The largest such weight."""
     reject: Literal["token", "sequence", "geometric"] | None = None
     """Drops tokens if their ratio, or the product or geometric mean of their sequence's ratios, is out of bounds."""
-    low: PositiveFloat = 0.5
-    """The smallest ratio that is not rejected."""
-    high: PositiveFloat = 2.0
-    """The largest ratio that is not rejected."""
+    bounds: tuple[PositiveFloat, PositiveFloat] = (0.5, 2.0)
+    """The smallest and the largest ratio that are not rejected."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
-        if self.low > self.high:
-            raise ValueError(f"low ({self.low}) is above high ({self.high}), so every token would be rejected")
+        if self.bounds[0] > self.bounds[1]:
+            raise ValueError(f"no ratio is within {list(self.bounds)}, so every token would be rejected; swap them")
         return self
 
 
@@ -54,29 +67,29 @@ class CreditSettings(FrozenModel):
     """`outcome`: every turn gets the rollout's advantage; `discounted`: earlier turns get less; `scores`: the outcome,
     plus what tools and feedback scored from the turn on; `turns`: all rewards from the turn on, compared with siblings
     that got as far; `gae`: compared with a critic."""
-    discount: Share = 1.0
+    gamma: Share = 1.0
     """The discount per turn; with `gae`, per token."""
-    trust: Share = 0.95
-    """With `gae`: how far rewards are trusted over the critic, called lambda elsewhere."""
-    rounds: str = "all"
+    lam: Share = 0.95
+    """With `gae`: lambda, how far rewards are trusted over the critic."""
+    trained_turns: str = "all"
     """Which turns are trained: `all`, `last`, or your own `module:function` or `file.py:function`, which returns a
     weight for each token of a ledger."""
 
 
 class OverlongSettings(FrozenModel):
-    """The penalty for overlong rollouts, before a limit truncates them."""
+    """The penalty for overlong rollouts, before a limit truncates them; none by default, for `dapo` neither."""
 
     limit: PositiveInt
-    """Tokens of the policy at which the full `cost` is subtracted."""
-    margin: PositiveInt
+    """Tokens of the policy at which the full `penalty` is subtracted."""
+    buffer: PositiveInt
     """Tokens before the limit at which the penalty begins."""
-    cost: PositiveFloat = 1.0
+    penalty: PositiveFloat = 1.0
     """What is subtracted from the reward at the limit."""
 
     @model_validator(mode="after")
     def _check_margin(self) -> Self:
-        if self.margin > self.limit:
-            raise ValueError(f"a margin of {self.margin} tokens does not lie within a limit of {self.limit}")
+        if self.buffer > self.limit:
+            raise ValueError(f"a buffer of {self.buffer} tokens does not lie within a limit of {self.limit}")
         return self
 
 
@@ -94,11 +107,9 @@ class AlgorithmSettings(FrozenModel):
     """The importance ratio is clipped at 1 plus this."""
     clip_dual: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """The largest ratio that counts where the advantage is negative (dual clip); by default there is no such bound."""
-    aggregate: Aggregation | None = None
-    """`token`: every token weighs the same; `sequence`: every sequence weighs the same; `constant`: sums divided by a
-    constant length."""
-    length: PositiveInt = 1024
-    """The length that `constant` divides by."""
+    aggregate: Aggregation | PositiveInt | None = None
+    """`token`: every token weighs the same; `sequence`: every sequence weighs the same; a number: sums divided by this
+    constant length, which is 1024 where an algorithm has a constant and this is left out."""
     ratio: Literal["sampled", "proximal"] = "sampled"
     """The denominator of the importance ratio for stale tokens: `sampled`, the policy that sampled them; `proximal`,
     the policy before the step, while `mismatch.truncate` weighs the difference between the two (decoupled PPO)."""
@@ -106,10 +117,9 @@ class AlgorithmSettings(FrozenModel):
     mismatch: MismatchSettings = MismatchSettings()
     credit: CreditSettings = CreditSettings()
     overlong: OverlongSettings | None = None
-    """The length penalty. There is none by default, for `dapo` neither."""
-    dynamic: bool = False
-    """Dynamic sampling: groups whose rewards are all equal are replaced by new ones, up to `draws` times. By default,
-    for `dapo` too, they are kept and contribute nothing to the gradient."""
+    dynamic_sampling: Annotated[NonNegativeInt, BeforeValidator(_count_resamples)] = 0
+    """Dynamic sampling: groups whose rewards are all equal are replaced by new ones, at most so many times a step;
+    `true` is 3. By default, for `dapo` too, they are kept and contribute nothing to the gradient."""
 
     @model_validator(mode="after")
     def _check_proximal(self) -> Self:

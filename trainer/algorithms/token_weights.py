@@ -1,4 +1,4 @@
-"""Token weights: which of the policy's tokens are trained, and how much (`algorithm.credit.rounds`).
+"""Token weights: which of the policy's tokens are trained, and how much (`algorithm.credit.trained_turns`).
 
 Tokens of tools, feedback and the task are masked: a function that gives them a weight is an error.
 """
@@ -16,7 +16,7 @@ from trainer.ledger import Ledger
 from trainer.load_plugin import load_plugin
 from trainer.rollout.rollout import EXCLUDED_SPANS
 
-SETTING = "algorithm.credit.rounds"
+SETTING = "algorithm.credit.trained_turns"
 TokenWeightFn = Callable[[Ledger], Sequence[float]]
 """Returns a weight of 0 or more for each token; 0 for tokens that the policy did not write. The ledgers of a rollout
 that has several come as one, end to end."""

@@ -187,7 +187,7 @@ def _final_rewards(rollouts: Sequence[ScoredRollout], settings: AlgorithmSetting
     check_rollouts_finite("a reward of", rewards_S, [scored.rollout.name for scored in rollouts])
     if overlong := settings.overlong:
         lengths_S = torch.tensor([_count_policy_tokens(scored.rollout) for scored in rollouts], dtype=torch.float64)
-        rewards_S = rewards_S + overlong.cost * overlong_penalty(lengths_S, overlong.limit, overlong.margin)
+        rewards_S = rewards_S + overlong.penalty * overlong_penalty(lengths_S, overlong.limit, overlong.buffer)
     return tuple(rewards_S.tolist())
 
 

@@ -54,7 +54,8 @@ def export(
         if trust_remote_code:
             trust_code(checkpoint, *filter(None, (model,)))
         exported = export_checkpoint(checkpoint, out, adapter=adapter, best=best, model=model, warn=_warn)
-    sys.stdout.write(f"{exported.kind}, after {exported.step} steps, in {exported.dtype}: {out}\n")
+    steps = f"{exported.step} step{'s'[: exported.step != 1]}"
+    sys.stdout.write(f"{exported.kind}, after {steps}, in {exported.dtype}: {out}\n")
     if exported.best.step not in (0, exported.step):
         better = f"step {exported.best.step} was better in the run's evaluations ({exported.best.value:.3f})"
         sys.stdout.write(f"  {better}; --best takes that one\n")

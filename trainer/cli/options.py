@@ -111,13 +111,15 @@ class TrainGroup(PluginGroup):
             raise typer.BadParameter("has a null character", param_hint=repr(next(w for w in args if "\0" in w))[:80])
         names = {word.partition("=")[0] for word in args}
         patterns = [option.words for name, option in TRAIN_OPTIONS.items() if option.words and name in names]
-        if not patterns:
-            return super().parse_args(ctx, args)
+        patterns = patterns or [OVERRIDE]
         with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
         words: list[str] = []
         ctx.obj = []
-        for word in args:
+        for index, word in enumerate(args):
             is_value = bool(words) and words[-1] in with_value
+            if patterns == [OVERRIDE] and not is_value and not word.startswith("-") and not OVERRIDE.fullmatch(word):
+                words += args[index:]  # A command, with words of its own.
+                break
             is_taken = any(pattern.fullmatch(word) for pattern in patterns) and not is_value
             (ctx.obj if is_taken else words).append(word)
         return super().parse_args(ctx, words)
@@ -141,6 +143,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*", re.DOTALL)
+"""A word that sets one setting, such as `update.lr=1e-4`."""
 RUN_PANEL = "Commands for an existing run"
 """The commands' heading in the help."""
 ToolsOption = Annotated[

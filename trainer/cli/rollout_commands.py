@@ -76,6 +76,7 @@ async def _check_run_file(config: str) -> bool:
 
 @app.command()
 def rollout(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")] = None,
     model: Annotated[Path | None, typer.Option(metavar="PATH", help="A model's folder.")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks: JSONL, parquet, or a dataset.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the rollouts, such as runs/NAME.")] = None,
@@ -102,7 +103,7 @@ def rollout(
         from trainer.collect_rollouts import collect_rollouts
         from trainer.rollout.settings import RolloutSettings
 
-        settings = load_settings(RolloutSettings, config, options)
+        settings = load_settings(RolloutSettings, config, options, overrides=overrides or ())
 
         console = Console()
         scored = anyio.run(collect_rollouts, settings, console)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +13,10 @@ from pydantic import ValidationError
 from gateway.config.base import FrozenModel
 from gateway.config.diagnostics import explain_validation_error
 from gateway.config.environment import Expansion
-from gateway.config.reader import read_file
+from gateway.config.reader import parse_value, read_file
 from gateway.errors import ConfigError, ConfigErrors
 from trainer.cli.errors import NAMED_PATHS, RUN_FILE
+from trainer.cli.meant_settings import MEANT_SETTINGS
 from trainer.cli.options import find_jobs
 
 BESIDE = ("./", "../")
@@ -22,6 +24,7 @@ BESIDE = ("./", "../")
 EXISTING = ("tools", "mcp", "model", "data", "chat_template")
 """Settings that name what is there already; others, such as `out` or a prompt, need not."""
 MAX_PATH = 4096
+UNKNOWN_KEY = "unknown key"
 Settings = TypeVar("Settings", bound=FrozenModel)
 
 
@@ -50,9 +53,13 @@ def read_run_file(file: Path | None) -> dict[str, Any]:
 
 
 def load_settings(
-    kind: type[Settings], file: Path | None, options: Mapping[str, Any], ignored: Collection[str] = ()
+    kind: type[Settings],
+    file: Path | None,
+    options: Mapping[str, Any],
+    ignored: Collection[str] = (),
+    overrides: Iterable[str] = (),
 ) -> Settings:
-    """The settings of a run file, overridden by options of the command line that are not None.
+    """The settings of a run file, overridden by options of the command line that are not None, and by `key=value`.
 
     Settings of the file that are `ignored` belong to other commands.
     """
@@ -61,13 +68,45 @@ def load_settings(
     if file is not None:
         content = {name: _find_beside(value, file.parent, name) for name, value in content.items()}
     values = {**content, **{name: value for name, value in options.items() if value is not None}}
+    values = _override(values, overrides)
     _remember_texts(content)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         where = file or Path("the options")
         errors = explain_validation_error(error, values, where, Expansion({}, where), kind)
-        raise ConfigErrors([_name_option(detail, options) for detail in errors]) from error
+        raise ConfigErrors([_name_option(_name_meant(detail), options) for detail in errors]) from error
+
+
+def _override(values: dict[str, Any], words: Iterable[str]) -> dict[str, Any]:
+    """The settings with those of words such as `update.lr=1e-4`, whose values are YAML."""
+    values = deepcopy(values)
+    for word in words:
+        name, _, text = word.partition("=")
+        *sections, key = name.split(".")
+        inner: Any = values
+        for depth, section in enumerate(sections, 1):
+            if inner.get(section) is None:
+                inner[section] = {}
+            inner = inner[section]
+            if not isinstance(inner, dict):
+                remedy = f"write `{'.'.join(sections[:depth])}: {{...}}` in the run file, or set it as a whole"
+                raise ConfigError(f"`{'.'.join(sections[:depth])}` is no section there", field=word, remedy=remedy)
+        try:
+            inner[key] = parse_value(text, Path("value.yaml"))
+        except ConfigError as error:
+            raise ConfigError(f"has no YAML value: {error.problem}", field=word, remedy="write KEY=VALUE") from error
+    return values
+
+
+def _name_meant(error: ConfigError) -> ConfigError:
+    """The error about an unknown key, with what the key is called here."""
+    owner, _, key = error.field.rpartition(".")
+    meant = MEANT_SETTINGS.get(key)
+    if error.problem != UNKNOWN_KEY or meant is None or meant == error.field:
+        return error
+    place = f"{owner}.{meant}" if owner and "." not in meant else meant
+    return ConfigError(error.problem, file=error.file, field=error.field, remedy=f"you probably mean `{place}`")
 
 
 def _find_beside(value: Any, folder: Path, name: str) -> Any:

@@ -99,6 +99,8 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
     mtrl-train --tools DIR --model PATH --data FILE  your tools, model and tasks
 
     mtrl-train --config run.yaml --dry-run           check without training
+
+    mtrl-train --config run.yaml update.lr=1e-4      one setting of the file changed
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
@@ -112,7 +114,7 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
     plugin_options = [option for option in TRAIN_OPTIONS.values() if others[option.parameter.name] not in (None, False)]
     if context.invoked_subcommand is not None:
         given = (config, ranks, restarts, *options.values())
-        if resume or auto_resume or dry_run or plugin_options or any(value is not None for value in given):
+        if resume or auto_resume or dry_run or plugin_options or context.obj or any(x is not None for x in given):
             raise typer.BadParameter(f"write the options of {context.invoked_subcommand!r} after its name")
         return
     with keep_exit_code(), report_errors():
@@ -204,7 +206,7 @@ def _load_settings(
         typed = {name: value for name, value in options.items() if value is not None}
         settings = load_settings(TrainSettings, None, values | typed)
     else:
-        settings, name = _load_run_settings(options, config, resume=resume)
+        settings, name = _load_run_settings(options, config, words, resume=resume)
     distributed = settings.distributed.model_copy(update={name: n for name, n in changes.items() if n is not None})
     return settings.model_copy(update={"distributed": distributed}), name
 
@@ -241,7 +243,9 @@ def _print_next_commands(folder: Path, console: Console) -> None:
         console.print(f"  mtrl-train {command:{width}}  {what}", markup=False, soft_wrap=True, highlight=False)
 
 
-def _load_run_settings(options: dict[str, Any], config: str | None, *, resume: bool) -> tuple[TrainSettings, str]:
+def _load_run_settings(
+    options: dict[str, Any], config: str | None, words: list[str], *, resume: bool
+) -> tuple[TrainSettings, str]:
     """The run's settings and name. A resumed run has the settings that it started with."""
     from trainer.cli.run_file import find_run_file, load_settings
     from trainer.train.settings import DEFAULT_JOB, TrainSettings
@@ -251,12 +255,12 @@ def _load_run_settings(options: dict[str, Any], config: str | None, *, resume: b
 
         saved = load_run_settings(Path(options["out"] or newest_run())).model_dump()
         typed = {name: value for name, value in options.items() if value is not None}
-        return load_settings(TrainSettings, None, saved | typed), ""
+        return load_settings(TrainSettings, None, saved | typed, overrides=words), ""
     if config is None and all(options[name] is None for name in ("model", "data", "environment")):
         config = DEFAULT_JOB
     file = find_run_file(config) if config is not None else None
     name = file.stem if file else Path(options["model"] or options["data"] or "run").stem
-    return _use_demo_tools(load_settings(TrainSettings, file, options)), name
+    return _use_demo_tools(load_settings(TrainSettings, file, options, overrides=words)), name
 
 
 def _use_demo_tools(settings: TrainSettings) -> TrainSettings:

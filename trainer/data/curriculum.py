@@ -19,16 +19,17 @@ from gateway.types import EMPTY, ToolSpec
 from trainer.data.tasks import OfferedNames, TaskSampler
 from trainer.rollout.task import Task
 
+RECENT_STEPS = 20
+"""The number of a stage's latest steps over which its success is averaged."""
+
 
 class Until(FrozenModel):
-    """When a stage ends: at a step of the run, or at a success rate."""
+    """When a stage ends: at a step of the run, or at a success rate; the last stage has no end."""
 
     step: PositiveInt | None = None
     """The stage covers the steps before this one; the run's first step is 0."""
     success: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The mean success rate that ends the stage."""
-    over: PositiveInt = 20
-    """The number of the stage's latest steps that the mean is taken over."""
+    """The mean success rate of the latest 20 steps that ends the stage."""
 
     @model_validator(mode="after")
     def _check_one_kind(self) -> Self:
@@ -38,10 +39,10 @@ class Until(FrozenModel):
 
 
 class Stage(FrozenModel):
-    """One stage of the curriculum. What it leaves out is as in the run's settings and in its rows."""
+    """The stages in order; only the last one has no `until`. What a stage leaves out is as in the run's settings
+    and rows."""
 
     until: Until | None = None
-    """When the next stage begins; the last stage has no end."""
     data: str | None = None
     """The tasks of this stage, named as in `--data`."""
     tools: tuple[str, ...] | None = None
@@ -79,8 +80,7 @@ class Curriculum(FrozenModel):
     """The stages of a run, and the order of rows."""
 
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)] = (Stage(),)
-    """In order; only the last one has no `until`."""
-    shuffled: bool = True
+    shuffle: bool = True
     """Shuffles rows again in each epoch; otherwise they come in the order of the data."""
 
     @model_validator(mode="after")
@@ -98,8 +98,8 @@ class Curriculum(FrozenModel):
         until = self.stages[progress.stage].until
         if until is None:
             return progress
-        recent = progress.recent if success is None else (*progress.recent, success)[-until.over :]
-        if until.success is not None and len(recent) == until.over and sum(recent) >= until.success * until.over:
+        recent = progress.recent if success is None else (*progress.recent, success)[-RECENT_STEPS:]
+        if until.success is not None and len(recent) == RECENT_STEPS and sum(recent) >= until.success * RECENT_STEPS:
             progress, recent = CurriculumProgress(progress.stage + 1), ()
         while (until := self.stages[progress.stage].until) and until.step is not None and step + 1 >= until.step:
             progress, recent = CurriculumProgress(progress.stage + 1), ()
@@ -138,7 +138,7 @@ class TaskStream(Iterator[Task]):
         """`data` has the tasks that stages name, and under None those of stages that name none."""
         self.curriculum, self.progress = curriculum, CurriculumProgress()
         names = dict.fromkeys(stage.data for stage in curriculum.stages)
-        shuffle_seed = seed if curriculum.shuffled else None
+        shuffle_seed = seed if curriculum.shuffle else None
         self._samplers = {name: TaskSampler(data[name], seed=shuffle_seed) for name in names}
         self._open: dict[tuple[str | None, int], None] = {}
         self._repeated: deque[tuple[str | None, int]] = deque()

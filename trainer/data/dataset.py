@@ -65,8 +65,8 @@ class JsonLines:
             self._stamp = _file_stamp(stream.fileno())
             for line in iterate_lines(stream, max_bytes=max_row_bytes):
                 if line.is_too_long:
-                    problem = f"is a row of {line.end - line.start} bytes, more than `max_row_bytes` ({max_row_bytes})"
-                    remedy = "name large media by their path, split the row, or raise `max_row_bytes`"
+                    problem = f"is a row of {line.end - line.start} bytes, more than {max_row_bytes}"
+                    remedy = "name large media by their path, or split the row"
                     raise ConfigError(problem, file=f"{file}:{line.number}", remedy=remedy)
                 if line.data.strip():
                     if not self._offsets and line.data.lstrip(b"\xef\xbb\xbf \t").startswith(b"["):
@@ -158,7 +158,7 @@ class JoinedRows:
         return self._sources[index], number - (self._ends[index - 1] if index else 0)
 
 
-def open_rows(source: str | Path | Iterable[Row], split: str, max_row_bytes: int = MAX_ROW_BYTES) -> RowSource:
+def open_rows(source: str | Path | Iterable[Row], split: str) -> RowSource:
     """Opens a file, a folder, a data set or an iterable. Raises ConfigError if there are no rows to read.
 
     Several sources may be named, separated by commas.
@@ -167,13 +167,13 @@ def open_rows(source: str | Path | Iterable[Row], split: str, max_row_bytes: int
         return _open_iterable(source, split)
     if isinstance(source, str) and "," in source and not Path(source).expanduser().exists():
         names = [name.strip() for name in source.split(",") if name.strip()]
-        return JoinedRows([open_rows(name, split, max_row_bytes) for name in names])
+        return JoinedRows([open_rows(name, split) for name in names])
     path, remedy = Path(source).expanduser(), f"name {SUPPORTED_SOURCES}"
     try:
         if path.is_dir():
             return _open_saved_dataset(path, split)
         if path.suffix == ".jsonl":
-            return JsonLines(path, max_row_bytes)
+            return JsonLines(path)
         if path.suffix == ".parquet":
             return _open_parquet(path)
     except OSError as error:
@@ -224,8 +224,13 @@ def _open_hub_dataset(source: str, split: str) -> RowSource:
     return _open_split(dataset, source, Path(), split)
 
 
+OTHER_NAMES = {"test": ("test", "validation")}
+"""What a split may be called, in the order of preference."""
+
+
 def _open_split(dataset: Any, name: str, folder: Path, split: str) -> RowSource:
     if isinstance(dataset, Mapping):
+        split = next((name for name in OTHER_NAMES.get(split, ()) if name in dataset), split)
         if split not in dataset:
             remedy = f"choose one of {', '.join(map(repr, dataset))}"
             raise ConfigError(f"has no split {split!r}", file=name, remedy=remedy)

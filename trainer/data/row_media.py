@@ -57,6 +57,8 @@ KINDS = ("image", "video")
 MEDIA_KEYS = ("bytes", "image", "image_url", "video", "video_url", "url", "path", "base64")
 """Keys of a mapping that may hold its medium; the first that is present counts."""
 SIZE_KEYS = ("min_pixels", "max_pixels", "resized_height", "resized_width")
+VIDEO_FRAMES = 8
+"""A video is shown as this many frames, evenly spaced, unless its row says otherwise."""
 VIDEO_SIZE_KEYS = (*SIZE_KEYS, "total_pixels")
 SAMPLING_KEYS = ("nframes", "fps", "min_frames", "max_frames")
 Part = Mapping[str, Any]
@@ -137,7 +139,7 @@ class RowMedia:
             fps=float(options.get("fps", FrameSampling().fps)),
             min_frames=int(options.get("min_frames", 1)),
             max_frames=int(options.get("max_frames", FrameSampling().max_frames)),
-            frame_count=int(options.get("nframes", self.columns.video_frames)) if "fps" not in options else None,
+            frame_count=int(options.get("nframes", VIDEO_FRAMES)) if "fps" not in options else None,
         )
 
     def _read_bytes(self, value: Any) -> bytes:

@@ -46,7 +46,7 @@ ROW_FIELDS: Mapping[str, Mapping[str, RowField]] = {
         ),
         "videos": RowField(
             "video, or list of videos",
-            "the same for `<video>`, shown as `columns.video_frames` frames; `nframes` or `fps` beside the path choose"
+            "the same for `<video>`, shown as 8 frames; `nframes` or `fps` beside the path choose"
             " others. `columns.video_key` names another column",
         ),
     },
@@ -114,8 +114,7 @@ ROW_FIELDS: Mapping[str, Mapping[str, RowField]] = {
         ),
         "kind": RowField(
             "text",
-            "the kind of task, by which success is also reported (`success/sampled/KIND`). The run file's"
-            " `evaluation.kind` names another column",
+            "the kind of task, by which success is also reported (`success/sampled/KIND`); by default `data_source`",
         ),
         "data_source": RowField(
             "text",

@@ -13,7 +13,7 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.plugins import find_all, find_missing, load_name
 from gateway.types import Task as SessionTask
 from gateway.types import ToolSpec
-from trainer.data.dataset import MAX_ROW_BYTES, RowSource, open_rows
+from trainer.data.dataset import RowSource, open_rows
 from trainer.data.row_media import Row, RowMedia, UnloadedMedia
 from trainer.data.row_to_task import row_to_task
 from trainer.rollout.settings import ColumnSettings
@@ -179,14 +179,14 @@ def load_rows(
     system: str = "",
     split: str = "train",
     columns: ColumnSettings | None = None,
-    max_row_bytes: int = MAX_ROW_BYTES,
 ) -> RowTasks:
     """Loads the tasks of a JSONL or parquet file, a saved data set's folder, a hub's data set, or rows.
 
     Several sources may be named, separated by commas. `system` is put before chats without a system message; `split` is
-    for data sets that have splits; `columns` names the columns with media. Raises ConfigErrors with all that is wrong.
+    for data sets that have splits (for `test`, `validation` will do); `columns` names the columns with media. Raises
+    ConfigErrors with all that is wrong.
     """
-    return RowTasks(open_rows(source, split, max_row_bytes), system, columns)
+    return RowTasks(open_rows(source, split), system, columns)
 
 
 class LazyTasks(Sequence[Task]):

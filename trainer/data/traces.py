@@ -74,7 +74,7 @@ def load_traces(settings: BaseRolloutSettings, name: str, options: TraceOptions)
         field = "where" if options.where else "drop_examples"
         problem = "is for the rollouts of a run, which know their rewards and their examples"
         raise ConfigError(problem, field=f"sft.{field}", remedy="name a run's folder, or leave it out")
-    rows = open_rows(name, "train", settings.max_row_bytes)
+    rows = open_rows(name, "train")
     return RowTraces(rows, RowMedia(settings.columns, rows.folder), settings.system, options)
 
 

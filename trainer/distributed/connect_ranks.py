@@ -32,7 +32,7 @@ from trainer.distributed.layer_clock import LayerClock
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment
 from trainer.distributed.rank_failures import describe_failure, name_rank, read_failures, report_failure
 from trainer.distributed.rank_output import rank_log
-from trainer.distributed.settings import DistributedSettings, find_mesh
+from trainer.distributed.settings import DISK_TIMEOUT_S, DistributedSettings, find_mesh
 from trainer.distributed.watchdog import Watchdog
 
 LOOPBACK = "127.0.0.1"
@@ -80,7 +80,7 @@ class ProcessGroupRanks:
         """A group for what runs beside the commands, whose calls would mix with theirs. Made by all ranks."""
         with _chosen_interface(self.environment):
             group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=group_timeout(self.settings.timeout_s))
-        _set_pg_timeout(group_timeout(self.settings.disk_timeout_s), group)
+        _set_pg_timeout(group_timeout(DISK_TIMEOUT_S), group)
         return group
 
     @cached_property
@@ -112,20 +112,20 @@ class ProcessGroupRanks:
     @cached_property
     def tensor_mesh(self) -> DeviceMesh | None:
         """The ranks that compute the same rows, each with a part of every matrix; None if a rank has whole ones."""
-        return self.mesh["tensor"] if self.settings.tensor > 1 else None
+        return self.mesh["tensor"] if self.settings.tensor_parallel > 1 else None
 
     @property
     def shares(self) -> int:
         """The number of shares of a step's rows."""
-        return self.size // self.settings.tensor
+        return self.size // self.settings.tensor_parallel
 
     @property
     def share(self) -> int:
         """Which of them this rank computes, as the others of its tensor-parallel group do."""
-        return self.rank // self.settings.tensor
+        return self.rank // self.settings.tensor_parallel
 
     def add(self, values: Sequence[float]) -> list[float]:
-        is_counted = self.rank % self.settings.tensor == 0
+        is_counted = self.rank % self.settings.tensor_parallel == 0
         return self._add_all(values if is_counted else [0.0] * len(values))
 
     def _add_all(self, values: Sequence[float]) -> list[float]:

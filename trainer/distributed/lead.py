@@ -29,7 +29,7 @@ from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel, w
 from trainer.distributed.rank_environment import detect_environment
 from trainer.distributed.rank_failures import is_connection_error
 from trainer.distributed.rank_output import copy_output, rank_log
-from trainer.distributed.settings import DistributedSettings, count_ranks
+from trainer.distributed.settings import DISK_TIMEOUT_S, DistributedSettings, count_ranks
 from trainer.distributed.sharded_model import require_torch
 from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.distributed.sharded_weights import ShardedWeights
@@ -45,7 +45,7 @@ from trainer.vision.image_processor import ImageProcessor
 
 FindEnded = Callable[[], Mapping[int, str]]
 WATCH_S = 0.5
-DISK_REMEDY = "look at that machine and the disk of the run's folder, or raise `distributed.disk_timeout_s`"
+DISK_REMEDY = "look at that machine and the disk of the run's folder"
 CLOSE_S = 30.0
 """How long the ranks may take to end."""
 
@@ -108,9 +108,9 @@ class LeadPolicy(ShardedPolicy):
 def wait_for_shards(written: Future[Digests], folder: Path, channel: LeaderChannel) -> Mapping[str, str]:
     """Waits until all ranks have written their parts; returns the digests of the files by their paths.
 
-    Raises LostRankError as soon as one of them cannot do so any more, and after `disk_timeout_s`.
+    Raises LostRankError as soon as one of them cannot do so any more, and after DISK_TIMEOUT_S.
     """
-    allowed_s = channel.ranks.settings.disk_timeout_s
+    allowed_s = DISK_TIMEOUT_S
     deadline = time.monotonic() + allowed_s
     try:
         while not wait([written], WATCH_S).done:

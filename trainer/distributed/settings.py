@@ -11,6 +11,9 @@ from gateway.config.base import FrozenModel
 from trainer.distributed.errors import RankError
 from trainer.distributed.rank_environment import detect_environment
 
+DISK_TIMEOUT_S = 3600.0
+"""Seconds that ranks may take to write a checkpoint beside training, or to read one: a shared disk may be slow."""
+
 
 class DistributedSettings(FrozenModel):
     """Training on several GPUs: processes (ranks) that share the model's weights, gradients and optimizer."""
@@ -19,10 +22,10 @@ class DistributedSettings(FrozenModel):
     """Processes that train together on this machine, each on its own GPU if there are any; or `--ranks N`. Under
     torchrun and srun their environment counts instead. A run may be resumed with another number."""
     shard: PositiveInt | None = None
-    """Ranks that one copy of the weights is split over, for each part that `tensor` makes; by default all of them. With
-    fewer, such as the GPUs of a machine, every group of so many ranks has a copy, and only gradients travel between
-    groups."""
-    tensor: PositiveInt = 1
+    """Ranks that one copy of the weights is split over, for each part that `tensor_parallel` makes; by default all
+    of them. With fewer, such as the GPUs of a machine, every group of so many ranks has a copy, and only gradients
+    travel between groups."""
+    tensor_parallel: PositiveInt = 1
     """Tensor parallelism: ranks that compute the same rows together, each with a part of every matrix and of the
     attention heads. Helps where a layer's gathered weights or a long row's activations do not fit a device. Such ranks
     exchange activations in every layer, so they should be GPUs of one machine."""
@@ -33,9 +36,6 @@ class DistributedSettings(FrozenModel):
     timeout_s: PositiveFloat = 600.0
     """Seconds that ranks wait for each other, and that a rank may show no sign of life, before the run ends with the
     name of the rank that is late."""
-    disk_timeout_s: PositiveFloat = 3600.0
-    """Seconds that ranks may take to write a checkpoint beside training, or to read one, before the run ends with the
-    names of those that have not. A shared disk may be slow."""
     restarts: NonNegativeInt = 3
     """How often `--ranks N` starts all ranks again, from the latest checkpoint, after one is lost, or rank 0 is killed;
     only restarts without a new checkpoint in between count. Other launchers have a setting of their own."""
@@ -47,14 +47,14 @@ class DistributedSettings(FrozenModel):
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:
         if self.min_ranks is not None and self.min_ranks % self.unit:
-            named = "shard" if self.tensor == 1 else "shard times tensor,"
+            named = "shard" if self.tensor_parallel == 1 else "shard times tensor_parallel,"
             raise ValueError(f"min_ranks {self.min_ranks} is no multiple of {named} {self.unit}")
         return self
 
     @property
     def unit(self) -> int:
         """The number of ranks is a multiple of this."""
-        return (self.shard or 1) * self.tensor
+        return (self.shard or 1) * self.tensor_parallel
 
 
 def count_ranks(settings: DistributedSettings) -> int:
@@ -71,23 +71,25 @@ def count_shards(settings: DistributedSettings, model: Path) -> int:
     import torch  # Settings are read before anything heavy is imported.
 
     mesh = find_mesh(settings, count_ranks(settings))
-    if settings.tensor > 1:
+    if settings.tensor_parallel > 1:
         from trainer.distributed.sharded_model import find_styles
         from trainer.policy.memory_parts import load_meta_model
 
-        find_styles(load_meta_model(model), settings.tensor)
+        find_styles(load_meta_model(model), settings.tensor_parallel)
     return mesh["shard"] * mesh["tensor"] if torch.cuda.is_available() else 1
 
 
 def find_mesh(settings: DistributedSettings, ranks: int) -> dict[str, int]:
     """The sizes of the mesh's dimensions: copies of the weights, ranks that share one by rows, and by matrices."""
-    tensor = settings.tensor
+    tensor = settings.tensor_parallel
     if ranks % tensor:
-        problem = f"`distributed.tensor: {tensor}` does not divide {ranks} ranks"
-        raise RankError(problem, f"use a multiple of {tensor} ranks, or leave `distributed.tensor` out")
+        problem = f"`distributed.tensor_parallel: {tensor}` does not divide {ranks} ranks"
+        raise RankError(problem, f"use a multiple of {tensor} ranks, or leave `distributed.tensor_parallel` out")
     shard = settings.shard or ranks // tensor
     if ranks % (shard * tensor):
-        named = f"`distributed.shard: {shard}`" + (f" times `distributed.tensor: {tensor}`" if tensor > 1 else "")
+        named = f"`distributed.shard: {shard}`" + (
+            f" times `distributed.tensor_parallel: {tensor}`" if tensor > 1 else ""
+        )
         remedy = f"use a multiple of {shard * tensor} ranks, or leave `distributed.shard` out"
         raise RankError(f"{named} does not divide {ranks} ranks", remedy)
     return {"replicate": ranks // (shard * tensor), "shard": shard, "tensor": tensor}

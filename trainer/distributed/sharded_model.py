@@ -25,6 +25,7 @@ from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import RankError
+from trainer.distributed.settings import DISK_TIMEOUT_S
 from trainer.distributed.shard_files import ShardFiles
 from trainer.distributed.sharded_state import local_slices
 from trainer.model import COMPUTE_DEVICE, build_skeleton
@@ -41,7 +42,7 @@ VOCABULARY = {"embed_tokens": "embedding_rowwise", "lm_head": "colwise_gather_ou
 """How the embeddings and the head are split; they are one matrix if they are tied."""
 STYLES = {*SPLIT_OUTPUT, *SPLIT_INPUT, WHOLE, *VOCABULARY.values()}
 """The styles of transformers that were tried with FSDP2, LoRA and the reading of files."""
-REMEDY = "set `distributed.tensor: 1`; more `distributed.ranks` split the weights too"
+REMEDY = "set `distributed.tensor_parallel: 1`; more `distributed.ranks` split the weights too"
 
 
 def find_styles(model: PreTrainedModel, tensor: int) -> dict[str, str]:
@@ -50,9 +51,13 @@ def find_styles(model: PreTrainedModel, tensor: int) -> dict[str, str]:
     plan: Mapping[str, str] = model.tp_plan or {}
     inner = {name: style for name, style in plan.items() if name.rpartition(".")[2] not in VOCABULARY}
     if not inner:
-        raise PolicyError(f"`distributed.tensor`: transformers has no plan for the layers of {kind} models", REMEDY)
+        raise PolicyError(
+            f"`distributed.tensor_parallel`: transformers has no plan for the layers of {kind} models", REMEDY
+        )
     if unknown := sorted(set(inner.values()) - STYLES):
-        problem = f"`distributed.tensor`: {kind} models have layers of the style {unknown[0]}, which was never tried"
+        problem = (
+            f"`distributed.tensor_parallel`: {kind} models have layers of the style {unknown[0]}, which was never tried"
+        )
         raise PolicyError(problem, REMEDY)
     _require_heads(model.config.get_text_config(decoder=True), tensor)
     styles = {path: style for path, _ in model.named_modules() if (style := inner.get(_pattern(path)))}
@@ -66,7 +71,9 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Splits the weights of a model on the meta device, and has its layers exchange what they then lack."""
     styles = find_styles(model, mesh.size())
     if not all(hasattr(ALL_PARALLEL_STYLES[name], "shard_param") for name in styles.values()):
-        problem = f"`distributed.tensor` does not know how transformers {transformers.__version__} splits layers"
+        problem = (
+            f"`distributed.tensor_parallel` does not know how transformers {transformers.__version__} splits layers"
+        )
         raise PolicyError(problem, f"install transformers 5.24, which it was tried with, or {REMEDY}")
     new: dict[nn.Parameter, nn.Parameter] = {}
     for path, module in list(model.named_modules()):
@@ -112,14 +119,16 @@ def _require_heads(config: Any, tensor: int) -> None:
         ("key-value heads", getattr(config, "num_key_value_heads", None) or heads),
     ):
         if count % tensor:
-            problem = f"`distributed.tensor: {tensor}` does not divide the model's {count} {name}"
+            problem = f"`distributed.tensor_parallel: {tensor}` does not divide the model's {count} {name}"
             raise PolicyError(problem, f"set a divisor of {count}, or {REMEDY.removeprefix('set ')}")
 
 
 def _require_even(path: str, layer: Any, style: str, tensor: int) -> None:
     width = getattr(layer, "out_features" if style in SPLIT_OUTPUT else "in_features", tensor)
     if style != WHOLE and width % tensor:
-        raise PolicyError(f"`distributed.tensor: {tensor}` does not divide the {width} columns of {path}", REMEDY)
+        raise PolicyError(
+            f"`distributed.tensor_parallel: {tensor}` does not divide the {width} columns of {path}", REMEDY
+        )
 
 
 SPLIT_REMEDY = "train it in one process, without `--ranks`"
@@ -145,7 +154,7 @@ def build_sharded_model(
         _shard(model, ranks, dtype)
         for name, value in model.named_parameters(remove_duplicate=False):
             if id(value) not in parameters:
-                ranks.report(f"reading {name}", ranks.settings.disk_timeout_s)
+                ranks.report(f"reading {name}", DISK_TIMEOUT_S)
                 parameters[id(value)] = _load_part(name, value, new, files, ranks)
             state[name] = parameters[id(value)]
     ranks.report("finishing the model")

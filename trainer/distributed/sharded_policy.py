@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
+from trainer.distributed.settings import DISK_TIMEOUT_S
 from trainer.distributed.sharded_model import SPLIT_REMEDY, build_sharded_model, replicate
 from trainer.distributed.sharded_state import (
     gather_tensor,
@@ -124,7 +125,7 @@ class ShardedPolicy(Policy):
         if self.settings.lora:
             return WithoutAdapters(self)
         model = self._build_model(lambda model: model.requires_grad_(False))
-        return LogprobReader(model, self.settings.chunk, self._dtype, self.image_processor)
+        return LogprobReader(model, self.settings.logits_chunk, self._dtype, self.image_processor)
 
     def gather_weights(self) -> Mapping[str, Tensor]:
         """The whole weights with adapters merged, one after the other; empty on other ranks than 0."""
@@ -212,7 +213,7 @@ class ShardedPolicy(Policy):
         return begin_writing(self.trained_parts, folder, self.ranks)
 
     def load_shards(self, folder: Path) -> None:
-        self.ranks.report("reading a checkpoint", self.ranks.settings.disk_timeout_s)
+        self.ranks.report("reading a checkpoint", DISK_TIMEOUT_S)
         super().load_shards(folder)
 
     def write_model_settings(self, folder: Path) -> None:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import RankError
 from trainer.distributed.rank_failures import describe_failure, report_failure
+from trainer.distributed.settings import DISK_TIMEOUT_S
 from trainer.policy.shards import INDEX_FILE, TrainedPart, first_failure
 from trainer.worker_thread import run_in_background
 
@@ -38,7 +39,7 @@ def begin_writing(parts: Sequence[TrainedPart], folder: Path, ranks: ProcessGrou
         problem = f"{folder.parent} is not there on this machine"
         raise RankError(problem, "put the run's folder on a file system that all machines share, at the same path")
     if ranks.background is not None:  # It is over on rank 0, and so about to be over here.
-        wait([ranks.background], ranks.settings.disk_timeout_s)
+        wait([ranks.background], DISK_TIMEOUT_S)
     tensors: dict[str, Tensor] = {}
     for part in parts:
         tensors |= part.tensors_by_key | part.optimizer_by_key

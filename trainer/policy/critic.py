@@ -33,11 +33,11 @@ class Critic:
         image_processor: ImageProcessor | None = None,
     ) -> None:
         """Trains `body`, a copy of the policy's model."""
-        self._reader = LogprobReader(body, update.chunk, dtype, image_processor)
+        self._reader = LogprobReader(body, update.logits_chunk, dtype, image_processor)
         width: int = body.config.get_text_config(decoder=True).hidden_size
         self._head = self._make_head(width, device_of(body))
         self._parameters = [*body.base_model.parameters(), self._head]
-        self._body, self._clip = body.base_model, update.clip
+        self._body, self._clip = body.base_model, update.max_grad_norm
         lr = update.critic_rate if settings.lr is None else settings.lr
         self._optimizer = torch.optim.AdamW(self._parameters, lr=lr, betas=update.betas, weight_decay=0.0)
 

@@ -35,7 +35,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise PolicyError("`update.lora` needs the package peft", "pip install 'mtrl-rl[lora]'") from error
-    targets = list(settings.targets) or "all-linear"
+    targets = list(settings.target_modules) or "all-linear"
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
             inject_adapter_in_model(config, model, ADAPTER)
         except ValueError as error:
             raise PolicyError(
-                f"`update.lora.targets`: {error}", "name layers of this model, or leave it out to adapt all"
+                f"`update.lora.target_modules`: {error}", "name layers of this model, or leave it out to adapt all"
             ) from error
 
 

@@ -20,7 +20,7 @@ ADAPTABLE = (torch.nn.Linear, torch.nn.Embedding)
 
 
 def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
-    """The layers that get adapters: those that `update.lora.targets` names, by default all linear ones but the head.
+    """The layers that get adapters: those of `update.lora.target_modules`, by default all linear ones but the head.
 
     A vision encoder that is not trained gets none.
     """
@@ -32,8 +32,8 @@ def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
     for name, layer in model.named_modules():
         if frozen and name.startswith(frozen):
             continue
-        if update.lora.targets:
-            is_adapted = any(_is_target(name, target) for target in update.lora.targets)
+        if update.lora.target_modules:
+            is_adapted = any(_is_target(name, target) for target in update.lora.target_modules)
         else:
             is_adapted = isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
         if is_adapted and isinstance(layer, ADAPTABLE):
@@ -42,7 +42,7 @@ def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
 
 
 def find_unknown_targets(model: Any, targets: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names in `update.lora.targets` that fit no layer, and the last parts of those that would."""
+    """The names in `update.lora.target_modules` that fit no layer, and the last parts of those that would."""
     names = [name for name, layer in model.named_modules() if isinstance(layer, ADAPTABLE)]
     unknown = [target for target in targets if not any(_is_target(name, target) for name in names)]
     return unknown, list(dict.fromkeys(name.rpartition(".")[2] for name in names))

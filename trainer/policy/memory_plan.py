@@ -52,9 +52,9 @@ TIED_GRADIENTS = 3
 is then added to that of earlier passes."""
 SAMPLING_COPIES = 7
 """Copies of a row of logits, in numbers of float32, while the embedded engine samples from it."""
-FEWER_SEQUENCES = "lower `admission.writing` or `limits.rollout_tokens`"
+FEWER_SEQUENCES = "lower `concurrency.running_requests` or `limits.rollout_tokens`"
 USE_LORA = "set `update.lora`"
-LOWER_CHUNK = "lower `update.chunk`"
+LOWER_CHUNK = "lower `update.logits_chunk`"
 
 
 def plan_memory(
@@ -68,7 +68,7 @@ def plan_memory(
     model = load_meta_model(folder)
     update: UpdateSettings | None = getattr(settings, "update", None)
     algorithm: AlgorithmSettings | None = getattr(settings, "algorithm", None)
-    generating, tokens = settings.admission.writing, settings.limits.rollout_tokens
+    generating, tokens = settings.concurrency.running_requests, settings.limits.rollout_tokens
     holding, positions = _embedded_holding(settings, model, ranks), tokens
     if is_embedded(settings) and not unsupported_reason(model):
         positions = KVCache.planned_length(tokens)
@@ -86,7 +86,7 @@ def plan_memory(
             parts.append(MemoryPart("weights on their way", most, during=("publishing",)))
         parts += passes
         if not torch.cuda.is_available():
-            parts.append(plan_allocator(model, update, max(update.tokens, tokens)))
+            parts.append(plan_allocator(model, update, max(update.micro_batch_tokens, tokens)))
     if is_embedded(settings):
         parts += _plan_embedded(settings, model, holding)
     taken = 0 if torch.cuda.is_available() else measure_floor(lora=bool(update and update.lora))
@@ -113,11 +113,13 @@ def _plan_rank(
     model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int, *, is_offloaded: bool
 ) -> tuple[list[MemoryPart], list[MemoryPart]]:
     """A rank's share of the training state, and its passes over rows."""
-    longest = max(update.tokens, tokens)
+    longest = max(update.micro_batch_tokens, tokens)
     state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm)]
     if is_offloaded and torch.cuda.is_available():
         state = list(_offloaded(state, model))
-    passes = plan_update_pass(model, update.model_copy(update={"chunk": min(update.chunk, longest)}), longest)
+    passes = plan_update_pass(
+        model, update.model_copy(update={"logits_chunk": min(update.logits_chunk, longest)}), longest
+    )
     return state, [*passes, *plan_embedding_gradients(model, update)]
 
 
@@ -128,14 +130,14 @@ def _cache_phases(holding: Holding) -> tuple[Phase, ...]:
 
 def _plan_embedded(settings: BaseRolloutSettings, model: Any, holding: Holding) -> Iterator[MemoryPart]:
     """What an engine in this process needs besides its weights, and its keys and values of running sequences."""
-    rollouts, tokens = settings.admission.writing, settings.limits.rollout_tokens
+    rollouts, tokens = settings.concurrency.running_requests, settings.limits.rollout_tokens
     step = getattr(settings, "prompts", rollouts) * getattr(settings, "n", 1)
     cached = min(CACHE_BYTES, step * tokens * kv_bytes_per_token(model))
     yield MemoryPart("prefixes that are kept", cached, FEWER_SEQUENCES, during=_cache_phases(holding))
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     sampling = SAMPLING_COPIES * FLOAT_BYTES * rollouts * vocabulary
     phases: tuple[Phase, ...] = ("generating",) if is_synchronous(settings) else LOADED
-    yield MemoryPart("probabilities while sampling", sampling, "lower `admission.writing`", during=phases)
+    yield MemoryPart("probabilities while sampling", sampling, "lower `concurrency.running_requests`", during=phases)
     if holding != "shared":
         yield MemoryPart("the model that the engine copies", weight_bytes(model), during=("loading",))
 
@@ -171,13 +173,15 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
     # What the norms, products and activations of a common decoder layer keep per token for the backward pass.
     per_layer = 10 * hidden + 6 * (heads + kv_heads) * head_width + 4 * inner
     layers = config.num_hidden_layers
-    kept = per_layer + layers * hidden if update.checkpointing else layers * per_layer
-    remedy = "lower `update.tokens`" + ("" if update.checkpointing else " or set `update.checkpointing`")
+    kept = per_layer + layers * hidden if update.gradient_checkpointing else layers * per_layer
+    remedy = "lower `update.micro_batch_tokens`" + (
+        "" if update.gradient_checkpointing else " or set `update.gradient_checkpointing`"
+    )
     vision_bytes, note = vision_bytes_per_token(model, update), ""
     if vision_bytes:
-        remedy += " or `update.vision: frozen`"
+        remedy += " or `update.freeze_vision: true`"
         note = f" (plus {vision_bytes / 2**20:.2g} MiB in the vision encoder for each image token)"
-    logits = FLOAT_BYTES * update.chunk * config.vocab_size
+    logits = FLOAT_BYTES * update.logits_chunk * config.vocab_size
     # The forward pass has several of these; the backward pass has one and the gradient of the head, which it keeps.
     gradients = 0 if update.lora else FLOAT_BYTES * config.hidden_size * config.vocab_size
     return [
@@ -189,8 +193,8 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
             note,
         ),
         MemoryPart(
-            f"logits of {update.chunk} tokens",
-            max(LOGITS_COPIES * logits, logits + gradients * (1 if update.chunk >= tokens else 2)),
+            f"logits of {update.logits_chunk} tokens",
+            max(LOGITS_COPIES * logits, logits + gradients * (1 if update.logits_chunk >= tokens else 2)),
             LOWER_CHUNK,
             ("pass",),
         ),
@@ -220,7 +224,7 @@ def plan_allocator(model: Any, update: UpdateSettings, tokens: int) -> MemoryPar
     if update.lora:
         counts += [(config.hidden_size, 6), (heads * head_width, 3), (kv_heads * head_width, 6), (inner, 6)]
     sizes = [(FLOAT_BYTES * tokens * width, count) for width, count in counts]
-    sizes.append((FLOAT_BYTES * min(update.chunk, tokens) * config.vocab_size, LOGITS_COPIES))
+    sizes.append((FLOAT_BYTES * min(update.logits_chunk, tokens) * config.vocab_size, LOGITS_COPIES))
     size = int(HEAP_SLACK * sum(size * count for size, count in sizes if size < HEAP_BYTES))
     return MemoryPart("what the allocator keeps of freed memory", size, remedy="", during=("pass", "end of a pass"))
 
@@ -235,7 +239,7 @@ def vision_bytes_per_token(model: Any, update: UpdateSettings) -> int:
         (module.in_features, module.out_features) for module in encoder.modules() if isinstance(module, torch.nn.Linear)
     ]
     kept = sum(map(sum, linear))
-    if update.checkpointing:
+    if update.gradient_checkpointing:
         kept = kept // config.depth + config.depth * linear[0][0]
     return FLOAT_BYTES * int(config.spatial_merge_size) ** 2 * kept
 
@@ -330,7 +334,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def suggest_remedy(model: Any, update: UpdateSettings) -> str:
     """How to lower the memory of a step that ran out of it."""
-    return join_remedies(plan_update_pass(model, update, update.tokens))
+    return join_remedies(plan_update_pass(model, update, update.micro_batch_tokens))
 
 
 def is_synchronous(settings: BaseRolloutSettings) -> bool:

@@ -32,21 +32,20 @@ def default_rate(parameters: int, *, is_lora: bool) -> float:
 
 def choose_rates(update: UpdateSettings, parameters: int, steps: int | None = None) -> UpdateSettings:
     """The settings with every rate that they leave open; `steps` are those of the run."""
-    warmup = update.warmup
+    warmup = update.warmup_steps
     if warmup is None:
         most = WARMUP_STEPS if steps is None else ceil(steps / 10)
         warmup = min(WARMUP_STEPS, most) if update.lr is None else 0
     lr = default_rate(parameters, is_lora=update.lora is not None) if update.lr is None else update.lr
-    chosen = update.model_copy(update={"lr": lr, "warmup": warmup})
-    more: dict[str, object] = {"muon_lr": chosen.rates.muon} if update.optimizer == "muon" else {}
-    if chosen.critic:
-        more["critic"] = chosen.critic.model_copy(update={"lr": chosen.critic_rate})
-    return chosen.model_copy(update=more)
+    chosen = update.model_copy(update={"lr": lr, "warmup_steps": warmup, "decay_steps": update.decay_steps or steps})
+    if chosen.critic is None:
+        return chosen
+    return chosen.model_copy(update={"critic": chosen.critic.model_copy(update={"lr": chosen.critic_rate})})
 
 
 def keep_rates(update: UpdateSettings, saved: UpdateSettings) -> UpdateSettings:
     """The settings of a run that is resumed: rates that they leave open are those that the run has."""
-    names = [name for name in ("lr", "muon_lr", "warmup") if getattr(update, name) is None]
+    names = [name for name in ("lr", "warmup_steps") if getattr(update, name) is None]
     critic = update.critic
     if critic and critic.lr is None and saved.critic:
         critic = critic.model_copy(update={"lr": saved.critic.lr})
@@ -55,7 +54,7 @@ def keep_rates(update: UpdateSettings, saved: UpdateSettings) -> UpdateSettings:
 
 def describe_rates(given: UpdateSettings, chosen: UpdateSettings, parameters: int, *, is_resumed: bool = False) -> str:
     """The learning rate of a run, and whether it was given, is that of the resumed run, or the default."""
-    warmup = f"after {chosen.warmup} steps of warm-up" if chosen.warmup else "without warm-up"
+    warmup = f"after {chosen.warmup_steps} steps of warm-up" if chosen.warmup_steps else "without warm-up"
     source = f"the default for {describe_training(chosen, parameters)}"
     if given.lr is not None:
         source = "that of the run, which is resumed" if is_resumed else "`update.lr`"
@@ -166,13 +165,13 @@ def is_muon_matrix(name: str, value: Tensor) -> bool:
 
 
 def learning_rate_factor(step: int, settings: UpdateSettings) -> float:
-    """The learning rate at a step, as a share of the full rate: warm-up, then decay to the floor."""
-    warmup = settings.warmup or 0
+    """The learning rate at a step, as a share of the full rate: warm-up, then constant or falling."""
+    warmup = settings.warmup_steps or 0
     if step < warmup:
         return (step + 1) / warmup
-    if settings.steps is None:
+    if settings.lr_scheduler == "constant" or settings.decay_steps is None:
         return 1.0
-    progress = min(1.0, (step - warmup) / max(1, settings.steps - warmup))
-    if settings.fall == "cosine":
+    progress = min(1.0, (step - warmup) / max(1, settings.decay_steps - warmup))
+    if settings.lr_scheduler == "cosine":
         progress = (1.0 - cos(pi * progress)) / 2
-    return 1.0 - (1.0 - settings.floor) * progress
+    return 1.0 - (1.0 - settings.min_lr_ratio) * progress

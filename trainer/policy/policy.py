@@ -77,9 +77,9 @@ class Policy:
         """Optimizer steps made so far."""
         dtype = compute_dtype(settings, self.device)
         self.critic = self._make_critic(settings.critic, dtype) if settings.critic else None
-        self.logprob_reader = LogprobReader(model, settings.chunk, dtype, image_processor)
+        self.logprob_reader = LogprobReader(model, settings.logits_chunk, dtype, image_processor)
         self._select_trained_weights()
-        _configure_checkpointing(model, settings.checkpointing)
+        _configure_checkpointing(model, settings.gradient_checkpointing)
         self._optimizers = build_optimizers(model.named_parameters(), settings, self._muon)
         self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
 
@@ -129,11 +129,11 @@ class Policy:
         if self.folder is None:
             raise PolicyError("the policy was not loaded from a folder, so it has no reference", "pass a reference")
         model = load_model(self.folder, device=self.device).requires_grad_(False)
-        return LogprobReader(model, self.settings.chunk, self.logprob_reader.dtype, self.image_processor)
+        return LogprobReader(model, self.settings.logits_chunk, self.logprob_reader.dtype, self.image_processor)
 
     def step(self) -> dict[str, float]:
         """Makes an optimizer step with the accumulated gradient. If that is not finite, raises and changes nothing."""
-        norm = clip_gradients(self.model.parameters(), self.settings.clip)
+        norm = clip_gradients(self.model.parameters(), self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             self.zero_grad()
             problem = f"the gradient of step {self.steps + 1} is not finite ({float(norm)}); no weight was changed"
@@ -269,7 +269,8 @@ def _configure_checkpointing(model: PreTrainedModel, checkpointing: bool) -> Non
     if checkpointing:
         if not model.supports_gradient_checkpointing:
             raise PolicyError(
-                f"{model.config.model_type} models have no gradient checkpointing", "leave `update.checkpointing` off"
+                f"{model.config.model_type} models have no gradient checkpointing",
+                "leave `update.gradient_checkpointing` off",
             )
         enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()

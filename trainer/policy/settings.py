@@ -36,19 +36,19 @@ class Rates(NamedTuple):
 
 
 class LoraSettings(FrozenModel):
-    """Trains small adapter matrices instead of the model's own weights."""
+    """Trains small adapter matrices instead of the model's own weights; `{}` does so with these defaults."""
 
     rank: PositiveInt = 16
     """The rank of the adapters."""
     alpha: PositiveFloat = 32.0
     """Adapters are scaled by alpha / rank."""
-    targets: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ()
     """The layers that get adapters, by the end of their names, such as `q_proj`; by default all linear layers but the
     head."""
 
 
 class CriticSettings(FrozenModel):
-    """The value model for `algorithm.credit.kind: gae`."""
+    """The value model for `algorithm.credit.kind: gae`, which needs one; nothing else does."""
 
     lr: Rate | None = None
     """Learning rate of its AdamW; by default ten times that of all the policy's weights."""
@@ -60,60 +60,56 @@ class UpdateSettings(FrozenModel):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` uses Muon for matrices and AdamW for everything else."""
     lr: Rate | None = None
-    """Learning rate of AdamW. By default by the number of parameters: 1e-4 below 50 million, 1e-5 below 500 million,
-    2e-6 below 2 billion, else 1e-6; with `lora` ten times that."""
-    muon_lr: Rate | None = None
-    """Learning rate of Muon; by default 20 times `lr`."""
+    """Learning rate of AdamW; that of Muon is 20 times this. By default by the number of parameters: 1e-4 below 50
+    million, 1e-5 below 500 million, 2e-6 below 2 billion, else 1e-6; with `lora` ten times that."""
     betas: tuple[float, float] = (0.9, 0.98)
     """AdamW's betas."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of both optimizers."""
-    warmup: NonNegativeInt | None = None
+    warmup_steps: NonNegativeInt | None = None
     """Steps over which the learning rate rises to its full value. By default 10, but at most a tenth of the run; 0 if
     you set `lr`."""
-    steps: PositiveInt | None = None
-    """The step at which the learning rate reaches `floor`; by default it stays constant."""
-    fall: Literal["line", "cosine"] = "line"
-    """The shape of the decay."""
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.1
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up."""
+    decay_steps: PositiveInt | None = None
+    """The step at which a rate that falls reaches `min_lr_ratio`; by default the last step of the run."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """The final learning rate, as a share of the full one."""
-    clip: PositiveFloat = 1.0
-    """The largest norm of the gradient."""
+    max_grad_norm: PositiveFloat = 1.0
+    """The largest norm of the gradient; larger ones are scaled down."""
     minibatches: PositiveInt = 1
     """Optimizer steps that a training step's batch is split into."""
     epochs: PositiveInt = 1
     """Passes over a training step's batch."""
-    tokens: PositiveInt = 8192
+    micro_batch_tokens: PositiveInt = 8192
     """Tokens of a micro-batch, of which a prefix that rollouts share counts once and an eighth for each further one;
     gradients are accumulated over micro-batches. A longer rollout is alone in one."""
     threads: PositiveInt | None = None
     """Threads of an update on a CPU. By default as many as are measured at the start to pay, and 1 for a model below 20
     million parameters; with 1, a resumed run is the same to the last bit on any machine."""
-    chunk: PositiveInt = 1024
+    gradient_checkpointing: bool = False
+    """Recomputes activations in the backward pass, which is slower but saves much memory."""
+    logits_chunk: PositiveInt = 1024
     """Tokens whose logits are in memory at once, which bounds the memory for a large vocabulary."""
-    checkpointing: bool = False
-    """Gradient checkpointing: recomputes activations in the backward pass, which is slower but saves much memory."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products; weights and optimizer stay float32. `auto` is bfloat16 on a GPU that supports it,
     else float32."""
     lora: LoraSettings | None = None
-    """Trains adapters; by default all weights are trained."""
-    vision: Literal["auto", "trained", "frozen"] = "auto"
-    """Whether the vision encoder is trained; `auto` trains it unless `lora` is set."""
+    freeze_vision: bool | None = None
+    """Whether the vision encoder stays as it is; by default only with `lora`."""
     critic: CriticSettings | None = None
-    """The critic; required for `algorithm.credit.kind: gae`, and used by nothing else."""
 
     @property
     def trains_vision(self) -> bool:
         """Whether the vision encoder is trained."""
-        return self.vision == "trained" or (self.vision == "auto" and self.lora is None)
+        return self.lora is None if self.freeze_vision is None else not self.freeze_vision
 
     @property
     def rates(self) -> Rates:
         """The learning rates. `choose_rates` sets `lr` where it is left out."""
         if self.lr is None:
             raise ValueError("no learning rate was chosen for these settings")
-        return Rates(self.lr, self.lr * MUON_FACTOR if self.muon_lr is None else self.muon_lr)
+        return Rates(self.lr, self.lr * MUON_FACTOR)
 
     @property
     def critic_rate(self) -> float:

@@ -67,7 +67,7 @@ def _iterate_batches(train_batch: TrainBatch, policy: Policy) -> Iterator[tuple[
     """This rank's sequences, as indexes; none for a batch that only keeps this rank in step with the others."""
     groups = train_batch.groups
     rows = [_row_without_advantages(sequence, groups[sequence.rollout_index]) for sequence in train_batch.sequences]
-    for number, dealt in enumerate(deal_batches(rows, policy.ranks, policy.settings.tokens)[0]):
+    for number, dealt in enumerate(deal_batches(rows, policy.ranks, policy.settings.micro_batch_tokens)[0]):
         policy.ranks.report(f"pass {number + 1} without a gradient")
         yield dealt.indexes, dealt.batch.to(policy.device)
 
@@ -265,7 +265,7 @@ class PolicyUpdater:
 
     def _compute_advantages(self, train_batch: TrainBatch, means: MetricMeans) -> TokenAdvantages:
         kl, reference_kl, values = self._algorithm.kl, None, None
-        if self._reference and kl.place == "reward":
+        if self._reference and kl.in_reward:
             reference_kl = compute_reference_kl(
                 train_batch, self._policy, self._reference, kl.estimator, self._temperature
             )
@@ -280,14 +280,14 @@ class PolicyUpdater:
     ) -> list[MicroBatch]:
         """This rank's micro-batches of a minibatch; as many as every other rank has."""
         rows, returns = advantages.rows[span], advantages.returns[span]
-        dealt_batches, shares = deal_batches(rows, self._ranks, self._policy.settings.tokens)
+        dealt_batches, shares = deal_batches(rows, self._ranks, self._policy.settings.micro_batch_tokens)
         if self._ranks.size > 1:
             step_means.add({"distributed/imbalance": shares.imbalance}, 1)
             self._tokens += shares.costs[self._ranks.share]
         micro_batches = []
         for dealt in dealt_batches:
             batch = dealt.batch.to(self._policy.device)
-            if self._reference and self._algorithm.kl.place == "loss":
+            if self._reference and not self._algorithm.kl.in_reward:
                 reference_T = recompute_logprobs(batch, self._reference, self._temperature)
                 batch = replace(batch, ref_logprobs_T=reference_T)
             returns_T = None
@@ -373,7 +373,7 @@ class PolicyUpdater:
         which have hooks of their own."""
         if self._policy.logprob_reader.fallback_reason or self._ranks.size > 1:
             return nullcontext()
-        progress = PassProgress(self._policy.model, checkpointing=self._policy.settings.checkpointing)
+        progress = PassProgress(self._policy.model, checkpointing=self._policy.settings.gradient_checkpointing)
         passes, passed, total = self._passes, self._passed_tokens, self._total_passes
         return progress.follow(lambda share: self.on_pass(passes + share, total, passed + int(share * tokens)))
 

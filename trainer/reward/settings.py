@@ -14,7 +14,7 @@ RESERVED_NAMES = frozenset({"mean", "std", "failed"})
 
 
 class ComponentSettings(FrozenModel):
-    """One reward function and its weight."""
+    """Reward functions by name, each with its weight; by default `answer: {function: answer}`."""
 
     function: Annotated[str, Field(min_length=1)]
     """A built-in function (`answer`, `exact`, `state_equals`, `solved`, `outcome`, `tools`, `feedback`, `calc_reward`,
@@ -38,7 +38,6 @@ class RewardSettings(FrozenModel):
     components: Annotated[dict[ComponentName, ComponentSettings], Field(min_length=1)] = {
         "answer": ComponentSettings(function="answer")
     }
-    """Components by name."""
     success: str | None = None
     """The component that decides whether a rollout succeeded; by default the first."""
     success_at: float = 1.0

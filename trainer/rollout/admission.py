@@ -9,7 +9,7 @@ from typing import Self
 
 import anyio
 
-from trainer.rollout.settings import AdmissionSettings
+from trainer.rollout.settings import ConcurrencySettings
 
 
 class EngineSlots:
@@ -46,23 +46,33 @@ class EngineSlots:
             self._free += 1
 
 
+PATIENCE_S = 1.0
+"""A rollout that waits longer than this for a tool, an interaction or a session lets one more start."""
+MAX_WAITING = 1024
+"""The most rollouts that may wait longer than that, which bounds memory when a server is slow."""
+DEFAULT = ConcurrencySettings()
+
+
 class Admission:
     """Decides when rollouts may start.
 
     A rollout that neither generates nor waits for the engine is waiting for a tool, an interaction or a session. After
-    `patience_s` of that, it no longer counts towards `open`, so another one may start: a slow server delays only the
-    rollouts that use it. At most `open + waiting` rollouts are under way, which bounds memory. With fast servers at
-    most `open` are under way, and each finishes sooner. A rollout whose answer arrives continues without asking
-    again, since it is further along than one that has yet to start.
+    `patience_s` of that, it no longer counts as in flight, so another one may start: a slow server delays only the
+    rollouts that use it. At most `inflight_rollouts + waiting` are under way, which bounds memory. With fast servers at
+    most `inflight_rollouts` are under way, and each finishes sooner. A rollout whose answer arrives continues without
+    asking again, since it is further along than one that has yet to start.
     """
 
-    def __init__(self, settings: AdmissionSettings) -> None:
-        self._open, self._max_running = settings.open, settings.open + settings.waiting
-        self._patience_s = settings.patience_s
-        self._engine_slots = EngineSlots(settings.writing)
+    def __init__(
+        self, settings: ConcurrencySettings = DEFAULT, *, patience_s: float | None = None, waiting: int | None = None
+    ) -> None:
+        self._open = settings.inflight_rollouts
+        self._max_running = self._open + (MAX_WAITING if waiting is None else waiting)
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
+        self._engine_slots = EngineSlots(settings.running_requests)
         self._started = self._running = 0
         self._idle_deadlines: dict[int, float] = {}
-        """By rank, when a rollout that waits for an answer stops counting towards `open`; soonest first."""
+        """By rank, when a rollout that waits for an answer stops counting as in flight; soonest first."""
         self._changed = anyio.Event()
 
     async def acquire(self) -> AdmissionSlot:

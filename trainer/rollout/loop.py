@@ -39,7 +39,7 @@ from trainer.rollout.steppers import (
     open_stepper,
     take_step,
 )
-from trainer.rollout.task import KIND_COLUMN, Task
+from trainer.rollout.task import Task
 from trainer.template import Cause, Template, find_drifts
 from trainer.template.media_layout import MediaLayout, has_media
 
@@ -117,8 +117,6 @@ class RolloutRunner:
     """The run's seed; the same seed and weights give the same rollouts."""
     reported_drift_causes: set[Cause] = field(default_factory=set)
     """Causes of drift that were already logged with an example."""
-    kind_column: str = KIND_COLUMN
-    """The column with the kind of a task."""
 
     async def run(
         self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, slot: Slot | None = None
@@ -159,12 +157,12 @@ class _RolloutLoop:
         return self.builder.ledger
 
     async def run(self) -> Rollout:
-        stop, reason = StopReason.WALL_TIME, f"not finished within {self.limits.wall_s:g} s"
-        with anyio.move_on_after(self.limits.wall_s):
+        stop, reason = StopReason.WALL_TIME, f"not finished within {self.limits.timeout_s:g} s"
+        with anyio.move_on_after(self.limits.timeout_s):
             stop, reason = await self._run_session()
         rollout = Rollout(
             task=self.task.id,
-            kind=self.task.kind(self.runner.kind_column),
+            kind=self.task.kind,
             ledger=self.ledger,
             stop=stop,
             group=self.group,

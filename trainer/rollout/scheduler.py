@@ -15,7 +15,6 @@ from gateway.types import EMPTY
 from trainer.rollout.admission import Admission, AdmissionSlot
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
-from trainer.rollout.settings import AdmissionSettings, GroupRules
 from trainer.rollout.steppers import find_failed_tools
 from trainer.rollout.task import Task
 
@@ -55,12 +54,10 @@ class _RunningGroup:
     done: dict[int, Rollout] = field(default_factory=dict)
     failed: list[Rollout] = field(default_factory=list)
 
-    def finish(self, rules: GroupRules) -> Group:
-        """Applies the rules for failed rollouts."""
+    def finish(self) -> Group:
+        """The group without its failed rollouts."""
         rollouts = tuple(self.done[index] for index in sorted(self.done) if not self.done[index].stop.is_infrastructure)
         missing = len(self.done) - len(rollouts)
-        if missing and rules.on_failure == "drop":
-            rollouts = ()
         return Group(self.task, rollouts, tuple(self.failed), missing, dropped=not rollouts, name=self.name)
 
 
@@ -72,13 +69,13 @@ class Scheduler:
         runner: RolloutRunner,
         count: int,
         *,
-        admission: AdmissionSettings = AdmissionSettings(),  # noqa: B008 - frozen
-        rules: GroupRules = GroupRules(),  # noqa: B008 - frozen
+        admission: Admission | None = None,
+        max_retries: int = 2,
         sink: RolloutSink | None = None,
     ) -> None:
         """`sink` gets every finished rollout, failed ones included, before its group is yielded."""
-        self.runner, self.count, self.rules, self.sink = runner, count, rules, sink
-        self._admission = Admission(admission)
+        self.runner, self.count, self.max_retries, self.sink = runner, count, max_retries, sink
+        self._admission = admission or Admission()
 
     @asynccontextmanager
     async def submit(self, tasks: Iterable[Task], name: str = "") -> AsyncIterator[AsyncIterator[Group]]:
@@ -119,19 +116,18 @@ class Scheduler:
             try:
                 group.done[index] = await self._run(group, index, slot)
                 if len(group.done) == self.count:
-                    await send.send(group.finish(self.rules))
+                    await send.send(group.finish())
             finally:
                 slot.release()
 
     async def _run(self, group: _RunningGroup, index: int, slot: AdmissionSlot) -> Rollout:
-        """Runs a rollout, and repeats it while infrastructure fails it and the rules allow.
+        """Runs a rollout, and repeats it while infrastructure fails it, so often as is allowed.
 
         A rollout that a tool failed is replaced by one that called this tool as well: otherwise those that do without
         it would take the places of those that use it, and the policy would learn to avoid it.
         """
-        refills = self.rules.refills if self.rules.on_failure == "refill" else 0
         failed_tools: set[str] = set()
-        for attempt in range(refills + 1):
+        for attempt in range(self.max_retries + 1):
             rollout = await self.runner.run(group.task, group=group.name, index=index, attempt=attempt, slot=slot)
             if failed_tools and not failed_tools & {call.name for turn in rollout.turns for call in turn.calls}:
                 rollout = _set_aside(rollout, failed_tools)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
-from gateway.config.models import Instructions, ResultLimit
+from gateway.config.models import ResultLimit
 from gateway.config.sections import make_sections
 from gateway.plugins import find_all, find_missing, load_name
 from trainer.rollout.run_part import RunPart
@@ -36,31 +36,17 @@ class RolloutLimits(FrozenModel):
     """Tokens of the whole rollout, including the prompt."""
     response_tokens: PositiveInt | None = None
     """Tokens after the prompt: turns and answers together; by default only `rollout_tokens` limits them."""
-    wall_s: PositiveFloat = 600.0
+    timeout_s: PositiveFloat = 600.0
     """Seconds from start to end."""
 
 
-class GroupRules(FrozenModel):
-    """What happens to a group when infrastructure fails one of its rollouts. A failed rollout is never scored."""
-
-    on_failure: Literal["refill", "drop", "rest"] = "refill"
-    """`refill`: run the rollout again; `drop`: drop the whole group; `rest`: keep the other rollouts."""
-    refills: Annotated[int, Field(ge=0, le=10)] = 2
-    """How often one rollout is run again before its group goes on without it. One that a tool failed is
-    replaced by one that called this tool as well, so that rollouts that do without it are not preferred."""
-
-
-class AdmissionSettings(FrozenModel):
+class ConcurrencySettings(FrozenModel):
     """How many rollouts run at once."""
 
-    open: PositiveInt = 256
-    """Rollouts under way, including those that wait for a tool but have not waited longer than `patience_s`."""
-    writing: PositiveInt = 64
+    inflight_rollouts: PositiveInt = 256
+    """Rollouts under way; one that waits for a tool longer than a second lets another one start."""
+    running_requests: PositiveInt = 64
     """Rollouts for which the engine generates at once; one that waits for a tool frees its slot."""
-    patience_s: PositiveFloat = 1.0
-    """A rollout that waits longer than this for a tool, an interaction or a session lets one more start."""
-    waiting: NonNegativeInt = 1024
-    """The most rollouts that may wait longer than `patience_s`; bounds memory when a server is slow."""
 
 
 class SamplingSettings(FrozenModel):
@@ -72,8 +58,6 @@ class SamplingSettings(FrozenModel):
     """Sample from the likeliest tokens that together have this probability."""
     top_k: NonNegativeInt = 0
     """Sample from this many of the likeliest tokens; 0 for all."""
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Sample from tokens with at least this fraction of the likeliest token's probability."""
 
 
 class TemplateSettings(FrozenModel):
@@ -94,17 +78,6 @@ class TemplateSettings(FrozenModel):
     calls: Literal["template", "text"] = "template"
     """How tools, calls and results are written: as the template does, or as `text` in Hermes' format, for models whose
     template knows no tools."""
-    images: Literal["auto", "in_tool_message", "user_message"] = "auto"
-    """Where images of a tool's answer go: into the tool's message, or into a user message after it, to which the tool's
-    message refers. By default as suits the model's family."""
-    blind: Literal["note", "error"] = "note"
-    """What to do with an image, audio or video that the model cannot take: replace it by a note, or end the rollout."""
-
-
-def _reject_true(value: bool) -> bool:
-    if value:
-        raise ValueError("should be false: rollouts prepare images themselves, including those of tools")
-    return value
 
 
 class ColumnSettings(FrozenModel):
@@ -117,11 +90,15 @@ class ColumnSettings(FrozenModel):
     """The column of videos, for `<video>`."""
     drop_answer: bool = False
     """Drop the last message of a chat that ends with an assistant's turn, instead of rejecting the row."""
-    video_frames: PositiveInt = 8
-    """A video is shown as this many frames, evenly spaced; a row may set another number by `nframes` or `fps`. A list
-    of frames is shown completely."""
-    return_multi_modal_inputs: Annotated[bool, AfterValidator(_reject_true)] = False
-    """A key of verl. Must be false: tensors of the prompt's images alone would not cover images that tools return."""
+
+
+WEIGHT_SYNCS = ("auto", "tensors", "group", "disk")
+
+
+def _validate_weight_sync(value: str) -> str:
+    if value in WEIGHT_SYNCS or value.removeprefix("disk:") not in ("", value):
+        return value
+    raise ValueError(f"is none of {', '.join(WEIGHT_SYNCS)} and disk:FOLDER; leave it out")
 
 
 class ServingSettings(FrozenModel):
@@ -134,11 +111,9 @@ class ServingSettings(FrozenModel):
     placement: Literal["auto", "together", "beside"] = "auto"
     """On a GPU shared with the trainer: `together` releases the server's memory during updates, in synchronous mode
     only; `beside` gives each its own memory. By default `beside` if both fit. `--dry-run` prints the plan."""
-    publish: Literal["auto", "tensors", "disk", "group"] = "auto"
-    """How weights reach the servers: `tensors` (through GPU memory), `disk` (a folder), or `group` (a process group);
-    by default as suits where the servers run."""
-    folder: Path | None = None
-    """With `publish: disk`, a folder that the servers can read, too; by default a temporary one on this machine."""
+    weight_sync: Annotated[str, AfterValidator(_validate_weight_sync)] = "auto"
+    """How weights reach the servers: `tensors` (through GPU memory), `group` (a process group), `disk` (a temporary
+    folder), or `disk:FOLDER`, one that the servers can read, too; by default as suits where the servers run."""
     lora: Literal["auto", "adapters", "merged"] = "auto"
     """What servers get of a model with `update.lora`: `adapters` alone, a small part of the bytes, which slows down
     each token that they generate; or all weights with adapters `merged`. `auto` publishes adapters if the servers take
@@ -146,9 +121,6 @@ class ServingSettings(FrozenModel):
     in_place: bool = False
     """Generations under way continue on new weights with the KV cache of the old ones; by default they read their
     tokens again."""
-    deterministic: bool = False
-    """The same seeds, weights and prompts give the same generations, whatever else is in the batch: slower, GPU only
-    (`--enable-deterministic-inference`)."""
 
 
 def _validate_engine(value: str) -> str:
@@ -172,16 +144,11 @@ class BaseRolloutSettings(RunSections):
     """A folder of YAML files, one such file, or a list of them; or the URL of a running `mtrl-gateway serve`; or
     `demo`, the tools of the demo's tasks, which come with the package."""
     result_limit: ResultLimit | None = None
-    """How much of a tool's result the policy reads, unless the tool's own entry sets it."""
-    instructions: Instructions | None = None
-    """`system`: what MCP servers say about themselves goes before the policy's first message; a server may say."""
     mcp: Path | None = None
     """The MCP servers file; by default mcp_servers.json next to the folder."""
     system: str = ""
     """A system prompt for chats that have none."""
     columns: ColumnSettings = ColumnSettings()
-    max_row_bytes: PositiveInt = 64 << 20
-    """The longest line of a JSONL file in bytes; a longer one is refused with its file and line before it is read."""
     seed: int = 0
     """The same seed, weights and tools give the same rollouts."""
     engine: Annotated[str, AfterValidator(_validate_engine)] = "auto"
@@ -203,8 +170,11 @@ class BaseRolloutSettings(RunSections):
     sampling: SamplingSettings = SamplingSettings()
     template: TemplateSettings = TemplateSettings()
     limits: RolloutLimits = RolloutLimits()
-    admission: AdmissionSettings = AdmissionSettings()
-    groups: GroupRules = GroupRules()
+    concurrency: ConcurrencySettings = ConcurrencySettings()
+    max_retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """How often a rollout that infrastructure failed is run again before its group goes on without it; it is never
+    scored. One that a tool failed is replaced by one that called this tool as well, so that rollouts that do without it
+    are not preferred."""
 
     @property
     def parts(self) -> tuple[RunPart, ...]:

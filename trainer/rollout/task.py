@@ -10,8 +10,8 @@ from gateway.types import EMPTY, Audio, Image, Video
 from gateway.types import Task as SessionTask
 from trainer.ledger import Medium, Message
 
-KIND_COLUMN = "kind"
-"""The default column for the kind of a task, by which metrics are split."""
+KIND_COLUMNS = ("kind", "data_source")
+"""The columns for the kind of a task, by which metrics are split; the first that a row has counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,11 @@ class Task:
     location: str = ""
     """File and line, for messages."""
 
-    def kind(self, column: str = KIND_COLUMN) -> str:
-        """The row's value in this column; empty if it has none."""
-        value = self.columns.get(column)
-        return "" if value is None else str(value)
+    @property
+    def kind(self) -> str:
+        """The kind of task; empty if its row has none."""
+        values = (self.columns.get(column) for column in KIND_COLUMNS)
+        return next((str(value) for value in values if value is not None), "")
 
     @property
     def media(self) -> tuple[Medium, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from gateway.media import MediaError, to_parts
 from gateway.media.image import encode_png
@@ -15,7 +15,6 @@ from trainer.template.errors import TemplateError
 from trainer.vision.family import ImageLayout
 from trainer.vision.image_processor import ImageProcessor, VisionError
 
-UnsupportedMedia = Literal["note", "error"]
 MEDIA_PART_TYPES = frozenset({"image", "image_url", "video", "video_url", "input_audio"})
 VIDEO_SAMPLING = FrameSampling(min_frames=1, max_frames=DEFAULT_SHOWN_FRAMES)
 """How videos in messages are sampled; tools and rows that need something else pass frames."""
@@ -44,7 +43,7 @@ class MediaLayout:
         if len(placeholders) != expected:
             raise TemplateError(
                 f"the chat template writes {len(placeholders)} placeholders for {expected} images",
-                "set `template.images` to in_tool_message or user_message, whichever it supports",
+                "name a template of the model's family with `template.chat_template`",
             )
         starts = iter(placeholders)
         spans, stop = [], 0
@@ -66,7 +65,6 @@ class _MediaCollector:
     """Removes media from messages, and collects them."""
 
     image_processor: ImageProcessor | None
-    unsupported: UnsupportedMedia
     media: list[Medium] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
 
@@ -103,10 +101,6 @@ class _MediaCollector:
         self.widths.append(0)
         kind = type(medium).__name__.lower()
         if self.image_processor is None or not isinstance(medium, Image):
-            if self.unsupported == "error":
-                raise TemplateError(
-                    f"the model does not support {kind}s", "use one that does, or `template.blind: note`"
-                )
             is_text_model = self.image_processor is None
             return _note(kind, "this model reads text alone" if is_text_model else f"this model takes in no {kind}s")
         try:
@@ -117,10 +111,10 @@ class _MediaCollector:
 
 
 def prepare_media(
-    messages: Sequence[Message], image_processor: ImageProcessor | None, layout: ImageLayout, blind: UnsupportedMedia
+    messages: Sequence[Message], image_processor: ImageProcessor | None, layout: ImageLayout
 ) -> MediaLayout:
     """Replaces media in messages. Decodes new images, so it should run in a thread if `has_media`."""
-    collector = _MediaCollector(image_processor, blind)
+    collector = _MediaCollector(image_processor)
     replaced = [collector.replace_in(message) for message in messages]
     if layout == "user_message":
         replaced = list(_move_to_user_message(replaced))

@@ -156,8 +156,7 @@ def _check_images(template: Template, tools: bool) -> Iterator[Finding]:
     elif tools:
         reply: Message = {"role": "tool", "content": content, "name": "look_up", "tool_call_id": "call00000"}
         if template.count_images(template.encode_tail(template.prepare_media([reply]).messages, ended=True)) != 2:
-            remedy = f"set `template.images: user_message`, or {OTHER_TEMPLATE}"
-            yield Finding("images", False, "the template drops images of tools", remedy)
+            yield Finding("images", False, "the template drops images of tools", OTHER_TEMPLATE)
 
 
 def _make_calls(count: int, id_format: str = "call0000{}") -> tuple[ToolCall, ...]:

@@ -17,7 +17,7 @@ from trainer.parse.hermes import Hermes
 from trainer.parse.plain import Plain
 from trainer.template.chat_template import CallFormat, ChatTemplate, Tool, build_call, function_schema
 from trainer.template.errors import OTHER_TEMPLATE, TemplateError
-from trainer.template.media_layout import MediaLayout, UnsupportedMedia, prepare_media
+from trainer.template.media_layout import MediaLayout, prepare_media
 from trainer.template.tokenizer import FencedTokenizer, load_stop_ids, load_tokenizer, strip_fences
 from trainer.vision.family import ImageLayout
 from trainer.vision.image_processor import ImageProcessor, VisionError
@@ -50,7 +50,6 @@ class Settings:
     know none."""
     images: Literal["auto"] | ImageLayout = "auto"
     """Where images of a tool's answer go; by default as suits the model's family."""
-    blind: UnsupportedMedia = "note"
     """What to do with media that the model cannot take: replace them by a note, or end the rollout."""
 
 
@@ -145,7 +144,7 @@ class Template:
 
     def prepare_media(self, messages: Sequence[Message]) -> MediaLayout:
         """Replaces media in messages by placeholders or notes."""
-        return prepare_media(messages, self.image_processor, self.image_layout, self.settings.blind)
+        return prepare_media(messages, self.image_processor, self.image_layout)
 
     def count_images(self, ids: Sequence[int]) -> int:
         """The number of image placeholders."""

@@ -382,7 +382,7 @@ def check_policy_drift(given: AlarmInput) -> str | None:
         return format_alarm(
             f"a single step moves the policy far: kl/old is {old:.2g} nats per token",
             "the step is too large: the rollouts no longer represent the new policy",
-            "lower `update.lr` or `update.clip`",
+            "lower `update.lr` or `update.max_grad_norm`",
         )
     if reference >= MAX_REFERENCE_KL:
         return format_alarm(
@@ -410,7 +410,7 @@ def check_lost_rollouts(given: AlarmInput) -> str | None:
         f"{lost:,.0f} of {lost + counted:,.0f} rollouts were lost to infrastructure{reasons}",
         "something is down or overloaded; lost rollouts are dropped, and the remaining ones may be the easy ones",
         "fix what the reason names (`mtrl-train check` tests it); run fewer rollouts at once if it is overloaded"
-        " (`admission.open`)",
+        " (`concurrency.inflight_rollouts`)",
     )
 
 

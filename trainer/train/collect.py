@@ -14,6 +14,7 @@ from trainer.algorithms.token_weights import excluded_tokens
 from trainer.algorithms.train_batch import has_learning_signal
 from trainer.data.curriculum import TaskDraw, TaskStream
 from trainer.reward.scorer import ScoredGroup, Scorer
+from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.scheduler import Group, Scheduler
@@ -151,7 +152,7 @@ class StepCollector:
     async def collect(self, step: int, task_stream: TaskStream, into: StepRollouts) -> None:
         """Collects a step's groups. With dynamic sampling, replaces groups without a signal, up to `draws` times."""
         settings, missing = self.settings, self.settings.prompts
-        draws = settings.draws if settings.algorithm.dynamic else 0
+        draws = settings.algorithm.dynamic_sampling
         for draw in range(draws + 1):
             drawn = [task_stream.draw() for _ in range(missing)]
             into.draws += drawn
@@ -178,7 +179,13 @@ class StepCollector:
             into.finished.append(rollout)
 
         settings = self.settings
-        scheduler = Scheduler(self.runner, settings.n, admission=settings.admission, rules=settings.groups, sink=keep)
+        scheduler = Scheduler(
+            self.runner,
+            settings.n,
+            admission=Admission(settings.concurrency),
+            max_retries=settings.max_retries,
+            sink=keep,
+        )
         async with scheduler.submit(tasks, name=prefix) as groups, anyio.create_task_group() as scoring:
             async for group in groups:
                 if group.rollouts:

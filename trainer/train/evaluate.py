@@ -22,9 +22,10 @@ from gateway.errors import ConfigError
 from trainer.engine.base import CountsTokens, Engine
 from trainer.policy.policy import Policy
 from trainer.reward.scorer import ScoredGroup, Scorer
+from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.scheduler import Group, Scheduler
-from trainer.rollout.settings import AdmissionSettings
+from trainer.rollout.settings import ConcurrencySettings
 from trainer.rollout.task import Task
 from trainer.setup import trust_model
 from trainer.storage.rollout_file import RolloutWriter, RunError
@@ -74,11 +75,11 @@ class Evaluation:
     groups: tuple[ScoredGroup, ...] = ()
 
     @classmethod
-    def from_groups(cls, groups: Sequence[ScoredGroup], lost: int, column: str) -> Evaluation:
+    def from_groups(cls, groups: Sequence[ScoredGroup], lost: int) -> Evaluation:
         succeeded: dict[str, int] = {}
         tried: dict[str, int] = {}
         for group in groups:
-            kind = group.task.kind(column)
+            kind = group.task.kind
             tried[kind] = tried.get(kind, 0) + len(group.scored)
             succeeded[kind] = succeeded.get(kind, 0) + sum(scored.success for scored in group.scored)
         kinds = {kind: SuccessRate(succeeded[kind], tried[kind]) for kind in sorted(tried)}
@@ -97,7 +98,7 @@ class Evaluation:
 
 
 async def evaluate(
-    runner: RolloutRunner, scorer: Scorer, tasks: Sequence[Task], admission: AdmissionSettings, kind_column: str
+    runner: RolloutRunner, scorer: Scorer, tasks: Sequence[Task], concurrency: ConcurrencySettings
 ) -> Evaluation:
     """Runs each task once."""
     scored: dict[int, ScoredGroup] = {}
@@ -107,14 +108,14 @@ async def evaluate(
         index = int(group.rollouts[0].group.removeprefix(GROUP_PREFIX))
         scored[index] = await scorer.score(group.task, group.rollouts)
 
-    scheduler = Scheduler(runner, 1, admission=admission)
+    scheduler = Scheduler(runner, 1, admission=Admission(concurrency))
     async with scheduler.submit(tasks, name=GROUP_PREFIX) as groups, anyio.create_task_group() as scoring:
         async for group in groups:
             lost += not group.rollouts
             if group.rollouts:
                 scoring.start_soon(score, group)
     ordered = [scored[index] for index in sorted(scored)]
-    return Evaluation.from_groups(ordered, lost + sum(len(group.failed) for group in ordered), kind_column)
+    return Evaluation.from_groups(ordered, lost + sum(len(group.failed) for group in ordered))
 
 
 EVALUATION_FOLDER = "eval"
@@ -192,7 +193,7 @@ async def compare_run(
 ) -> Comparison:
     """Compares the model before training with a run's latest intact checkpoint."""
     settings = use_start_model(run, load_run_settings(run))
-    overrides = {name: value for name, value in (("rows", rows), ("data", data)) if value is not None}
+    overrides = {name: value for name, value in (("final_rows", rows), ("data", data)) if value is not None}
     evaluation = EvaluationSettings.model_validate(settings.evaluation.model_dump() | overrides)
     evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
     require_tasks(evaluated)
@@ -225,7 +226,7 @@ def _show_progress(job: Job, engine: Engine, run: Path, console: Console) -> Ite
 
     A run that is still training, or was killed a moment ago, keeps its own status there.
     """
-    tasks = len(job.held_out(job.settings.evaluation.rows))
+    tasks = len(job.held_out(job.settings.evaluation.final_rows))
     progress = RolloutProgress(len(VARIANTS) * tasks, phase=EVALUATING, console=console)
     if isinstance(engine, CountsTokens):
         progress.read_sampled = partial(getattr, engine, "sampled_tokens")
@@ -242,7 +243,7 @@ async def compare_policies(
 
     The policy takes the checkpoint's weights only then, since an embedded engine may share its tensors.
     """
-    tasks = job.held_out(job.settings.evaluation.rows)
+    tasks = job.held_out(job.settings.evaluation.final_rows)
     variants: dict[str, Evaluation] = {}
     for name in VARIANTS:
         if name == "sampled":
@@ -268,7 +269,7 @@ async def _evaluate_variant(
 ) -> Evaluation:
     runner = job.make_runner(engine, progress)
     runner = job.make_greedy(runner) if greedy else runner
-    return await evaluate(runner, job.scorer, tasks, job.settings.admission, job.settings.evaluation.kind)
+    return await evaluate(runner, job.scorer, tasks, job.settings.concurrency)
 
 
 def save_rollouts(folder: Path, evaluation: Evaluation) -> None:

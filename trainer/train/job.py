@@ -117,7 +117,7 @@ def load_tasks(settings: TrainSettings, objects: JobObjects = NO_OBJECTS) -> Tra
     if evaluation.data is not None and evaluation.data in objects.tasks:
         return TrainTasks(train, objects.tasks[evaluation.data](), is_held_out=True)
     if evaluation.data is not None:
-        held_out = load_data(settings, evaluation.data, evaluation.split)
+        held_out = load_data(settings, evaluation.data, "test")
         return TrainTasks(train, held_out, is_held_out=True)
     if settings.data in example_names():
         return TrainTasks(train, load_example(settings.data).make_tasks(settings, held_out=True), is_held_out=True)
@@ -243,7 +243,6 @@ class Job:
             observer,
             self.settings.seed,
             self.shown_drift_causes,
-            self.settings.evaluation.kind,
         )
         player = self.engine_player or self.player
         return runner if player is None else player.wrap(runner)
@@ -298,7 +297,7 @@ async def open_job(
     tasks = load_tasks(settings, objects)
     stepper = objects.make_stepper() if objects.make_stepper else make_stepper(settings)
     player = next((player for part in settings.parts if (player := part.make_player())), None)
-    token_weight_fn = load_token_weight_fn(settings.algorithm.credit.rounds)
+    token_weight_fn = load_token_weight_fn(settings.algorithm.credit.trained_turns)
     with enable_stand_ins(folders=[Path.cwd()]):
         scorer = Scorer(settings.reward, given=objects.rewards)
     async with AsyncExitStack() as stack:

@@ -16,6 +16,7 @@ import anyio
 from trainer.algorithms.train_batch import has_learning_signal
 from trainer.data.curriculum import TaskDraw, TaskStream
 from trainer.reward.scorer import ScoredGroup
+from trainer.rollout.admission import Admission
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.scheduler import Group, Scheduler
 from trainer.rollout.task import Task
@@ -90,7 +91,7 @@ class AsyncRollouts(BackgroundTasks):
         """Takes the oldest finished groups. Groups that are too stale are dropped, and with dynamic sampling, groups
         without a signal are replaced."""
         settings, step_rollouts = self._collector.settings, StepRollouts(step=step)
-        max_replaced = settings.draws * settings.prompts if settings.algorithm.dynamic else 0
+        max_replaced = settings.algorithm.dynamic_sampling * settings.prompts
         taken: list[FinishedGroup] = []
         while len(taken) < settings.prompts:
             group = await self._next_finished()
@@ -133,8 +134,8 @@ class AsyncRollouts(BackgroundTasks):
         scheduler = Scheduler(
             collector.runner,
             settings.n,
-            admission=settings.admission,
-            rules=settings.groups,
+            admission=Admission(settings.concurrency),
+            max_retries=settings.max_retries,
             sink=self._keep_rollout,
         )
         async with scheduler.submit_from(self._next_task) as groups, anyio.create_task_group() as scoring:

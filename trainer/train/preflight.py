@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
@@ -16,6 +17,8 @@ from trainer.data.tasks import CHECKED_TASKS, example_names, iterate_texts
 from trainer.data.traces import TraceTask, iterate_problems
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.distributed.settings import count_ranks, count_shards
+from trainer.engine.base import EngineError
+from trainer.engines import has_gpu
 from trainer.finding import Finding, Grade
 from trainer.policy.memory_parts import find_unknown_targets, load_meta_model
 from trainer.policy.optimizers import find_unusual_rate
@@ -30,11 +33,14 @@ from trainer.template.media_layout import has_media
 from trainer.train.checkpoint import forecast_checkpoints
 from trainer.train.job import Job
 from trainer.train.run_folder import RUNS
+from trainer.train.settings import TrainSettings
 
 MAX_TASKS = 1000
 """Tasks that are read; what is wrong with a data set is wrong with its first rows."""
 MEASURED_PROMPTS = 8
 """Of the longest prompts in characters, so many are measured in tokens."""
+RANKS_PER_CORE = 2
+"""Without GPUs; with more, ranks wait so long for each other that they count as lost."""
 MIN_ROOM = 16
 """Tokens that must be left for the policy after a prompt."""
 OTHER_TRUTH = "give each row a `ground_truth`, or name another reward function"
@@ -58,6 +64,7 @@ def plan_job(job: Job) -> Placement:
 def find_problems(job: Job) -> Iterator[Finding]:
     """What keeps the run from learning (`wrong`), and what is worth knowing (`note`)."""
     yield from _check_group_size(job)
+    yield from _check_machine(job.settings)
     yield from _check_stop_ids(job.template)
     yield from _check_adapters(job)
     parts = job.settings.parts
@@ -95,6 +102,24 @@ def _read_tasks(job: Job) -> Iterator[Task]:
         yield from map(stage.apply, islice(iterate_texts(job.tasks.train[name]), most))
 
 
+def _check_machine(settings: TrainSettings) -> Iterator[Finding]:
+    """What this machine lacks: SGLang where it is to be started, and a core for each rank without GPUs."""
+    if settings.engine == "sglang":
+        from trainer.engine.sglang.server_process import find_python
+
+        try:
+            find_python()
+        except EngineError as error:
+            remedy = "install SGLang as the message says, name running servers by their address, or leave `engine` out"
+            yield Finding("wrong", f"`engine: sglang`: {error}", remedy)
+    ranks, cores = count_local_ranks(settings.distributed), len(os.sched_getaffinity(0))
+    if ranks > RANKS_PER_CORE * cores and not has_gpu():
+        problem = f"`distributed.ranks: {ranks}`, but there is no GPU and there are {cores} cores"
+        yield Finding(
+            "wrong", f"{problem}: ranks would wait for each other", f"use at most {RANKS_PER_CORE * cores} ranks"
+        )
+
+
 def _check_group_size(job: Job) -> Iterator[Finding]:
     settings = job.settings
     if settings.n == 1 and not can_learn_from_single_rollouts(settings.algorithm):
@@ -120,13 +145,13 @@ def _check_traces(job: Job) -> Iterator[Finding]:
 def _check_adapters(job: Job) -> Iterator[Finding]:
     """Targets of LoRA that no layer has: where others have one, such a target would be left out silently."""
     lora = job.settings.update.lora
-    if lora is None or not lora.targets:
+    if lora is None or not lora.target_modules:
         return
-    unknown, layers = find_unknown_targets(load_meta_model(job.model), lora.targets)
+    unknown, layers = find_unknown_targets(load_meta_model(job.model), lora.target_modules)
     for target in unknown:
         near = closest_match(target, layers)
         remedy = f"did you mean {near!r}?" if near else f"name some of {', '.join(layers)}"
-        yield Finding("wrong", f"update.lora.targets: the model has no layer {target!r}", remedy)
+        yield Finding("wrong", f"update.lora.target_modules: the model has no layer {target!r}", remedy)
 
 
 def _check_stop_ids(template: Template) -> Iterator[Finding]:

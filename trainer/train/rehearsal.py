@@ -135,7 +135,7 @@ def _make_value(schema: Any) -> Any:
 
 GROUP = "0-0-0"
 WALL_S = 120.0
-"""Seconds for each rollout, if `limits.wall_s` allows more."""
+"""Seconds for each rollout, if `limits.timeout_s` allows more."""
 WRONG_ANSWER = "I do not know."
 CALLING, ANSWERING = 0, 1
 """The indexes of the two rollouts: one calls a tool before it answers, the other only answers."""
@@ -159,7 +159,7 @@ async def rehearse(job: Job) -> list[Finding]:
         job.make_runner(ScriptedEngine(_make_script(job, tool, specs)), NullObserver()),
         limits=limits.model_copy(
             update={
-                "wall_s": min(limits.wall_s, WALL_S),
+                "wall_s": min(limits.timeout_s, WALL_S),
                 "assistant_turns": min(limits.assistant_turns, MAX_TURNS),
             }
         ),
@@ -173,7 +173,7 @@ async def rehearse(job: Job) -> list[Finding]:
         problem = (
             f"no turn of scripted rollouts was played: the prompt of {task.location} takes all tokens of a rollout"
         )
-        return [*findings, Finding("note", problem, "raise `limits.rollout_tokens`, or shorten the prompt")]
+        return [*findings, Finding("wrong", problem, "raise `limits.rollout_tokens`, or shorten the prompt")]
     group = await job.scorer.score(task, rollouts, log_failures=False)
     return [*findings, *_check_rewards(job, group), *_check_loss(job, group)]
 

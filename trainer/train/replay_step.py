@@ -151,7 +151,7 @@ async def _replay_rollouts(job: Job, step: _RecordedStep, log: Callable[[str], N
             runner = job.make_runner(engine, NullObserver())
             after = await runner.run(step.tasks[before.group], group=group, index=index, attempt=attempt)
         replayed[group, index] = after
-    complete = list(_complete_groups(replayed.values(), job.settings))  # With what tools and agents gave at the end.
+    complete = list(_complete_groups(replayed.values()))  # With what tools and agents gave at the end.
     replayed = {key: replace(rollout, rewards=EMPTY) for key, rollout in replayed.items()}
     for siblings in complete:
         scored_group = await job.scorer.score(step.tasks[siblings[0].group], siblings)
@@ -197,11 +197,11 @@ def _replay_updates(
 def _recorded_groups(job: Job, step: _RecordedStep) -> Iterator[ScoredGroup]:
     """The groups that the step trained on, with their recorded scores."""
     settings = job.settings
-    for siblings in _complete_groups(step.rollouts, settings):
+    for siblings in _complete_groups(step.rollouts):
         group = job.scorer.score_recorded(step.tasks[siblings[0].group], siblings)
         # Groups of the last draw are never replaced, and asynchronous groups that name their step were trained on.
         named_step, draw = group_order(siblings[0].group)[:2]
-        is_replaceable = settings.algorithm.dynamic and named_step and draw < settings.draws
+        is_replaceable = named_step and draw < settings.algorithm.dynamic_sampling
         if group.scored and (not is_replaceable or has_learning_signal(group, settings.algorithm)):
             yield group
 
@@ -213,9 +213,8 @@ def _by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
     return groups
 
 
-def _complete_groups(rollouts: Iterable[Rollout], settings: TrainSettings) -> Iterator[list[Rollout]]:
+def _complete_groups(rollouts: Iterable[Rollout]) -> Iterator[list[Rollout]]:
     """The groups that were not dropped, in the order of their start, without rollouts lost to infrastructure."""
     groups = _by_group(rollout for rollout in rollouts if not rollout.stop.is_infrastructure)
     for name in sorted(groups, key=group_order):
-        if settings.groups.on_failure != "drop" or len(groups[name]) == settings.n:
-            yield sorted(groups[name], key=lambda rollout: rollout.index)
+        yield sorted(groups[name], key=lambda rollout: rollout.index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
 from gateway.config.sections import make_sections
@@ -16,7 +16,6 @@ from trainer.distributed.settings import DistributedSettings
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.settings import RewardSettings
 from trainer.rollout.settings import BaseRolloutSettings
-from trainer.rollout.task import KIND_COLUMN
 
 DEFAULT_JOB = "default"
 """The run file that is used if none is named."""
@@ -37,18 +36,14 @@ class EvaluationSettings(FrozenModel):
     data: str | None = None
     """The evaluation tasks, named as in `data`. By default a demo's own held-out tasks, or else the training tasks,
     with a note that says so."""
-    split: str = "test"
-    """The split of a data set that has splits."""
-    rows: PositiveInt = 300
-    """How many tasks are used for the evaluation before and after training."""
     every: NonNegativeInt = 10
     """Steps between two evaluations during the run; 0 turns them off."""
-    few: PositiveInt = 50
+    rows: PositiveInt = 50
     """Tasks of an evaluation during the run, each tried once with greedy decoding."""
+    final_rows: PositiveInt = 300
+    """Tasks of the evaluation before and after training."""
     after: bool = False
     """Evaluates at the end, sampled and greedy, with the model before and after training."""
-    kind: str = KIND_COLUMN
-    """The column with the kind of a task; success is also reported by kind."""
 
 
 class SftSettings(FrozenModel):
@@ -69,9 +64,8 @@ class CheckpointSettings(FrozenModel):
     """Checkpoints, from which a run can be resumed."""
 
     every: PositiveInt | None = None
-    """Steps between two checkpoints; by default one after each step, as long as saving stays within `share`."""
-    share: PositiveFloat = 0.1
-    """The share of the time that saving may take if `every` is not set."""
+    """Steps between two checkpoints; by default one after each step, as long as saving takes at most a tenth of the
+    time."""
     keep: PositiveInt = Field(default=2, ge=2)
     """How many of the latest checkpoints are kept; at least 2, so that one is intact while another is replaced."""
 
@@ -107,11 +101,7 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
     max_staleness: PositiveInt = 1
     """With `mode: asynchronous`: how many versions old the oldest token of a group may be when a step takes the group.
     Older groups are dropped and counted; only as many are started as steps can take in time."""
-    draws: NonNegativeInt = 3
-    """With `algorithm.dynamic`: how often groups without a learning signal are replaced before a step continues with
-    fewer."""
     sft: SftSettings | None = None
-    """Supervised fine-tuning: `data` are traces, which `prompts` a step are learned from."""
     reward: RewardSettings = RewardSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     update: UpdateSettings = UpdateSettings()
@@ -120,8 +110,8 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     objects: tuple[str, ...] = ()
-    """Names in these settings that stand for Python objects: tools, data and reward functions that a script gives to
-    `mtrl_plugins.trl.api`. Only that script can resume and evaluate such a run. Not for run files."""
+    # Names in these settings that stand for Python objects: tools, data and reward functions that a script gives to
+    # `mtrl_plugins.trl.api`. Only that script can resume and evaluate such a run. Not for run files.
     report: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
     """Where metrics are reported, besides metrics.jsonl and TensorBoard, which always are. Each needs its package and
     its own login (`pip install wandb`, `wandb login`); one that fails is told, and the run goes on. The ids in
@@ -137,7 +127,8 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
         evaluation = values.get("evaluation") or {}
         has_tasks = isinstance(evaluation, dict) and evaluation.get("data") is not None
         if isinstance(evaluation, dict) and not has_tasks:
-            idle = {"engine": "torch", "engine_dtype": "float32", "admission": {"writing": 1}}  # It generates nothing.
+            # It generates nothing.
+            idle = {"engine": "torch", "engine_dtype": "float32", "concurrency": {"running_requests": 1}}
             values = idle | values | {"evaluation": {"every": 0, **evaluation}}
         return values
 

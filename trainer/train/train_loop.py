@@ -49,6 +49,8 @@ FINISH_CHECKPOINT_S = 60.0
 PASSING_REASONS = (StopReason.ENGINE_FAILED, StopReason.TOOL_FAILED, StopReason.WORKER_LOST)
 """Why rollouts are lost that the same settings may bring to their end the next time, but for weights that are NaN."""
 SHOWN_REASONS = 3
+SAVING_SHARE = 0.1
+"""The share of the time that saving may take, unless the settings say how often it is done."""
 """How many of the most frequent reasons are shown if no rollout of a step could be scored."""
 
 
@@ -194,7 +196,7 @@ class TrainLoop:
             return {"policy/version": float(self.step)} | {
                 name: value for name, value in measured.items() if name not in unknown
             }
-        by_kind = Evaluation.from_groups(rollouts.scored, 0, job.settings.evaluation.kind)
+        by_kind = Evaluation.from_groups(rollouts.scored, 0)
         metrics = (
             {"policy/version": float(self.step)}
             | compute_reward_metrics(rollouts.scored)
@@ -260,10 +262,10 @@ class TrainLoop:
     async def _evaluate(self) -> dict[str, float]:
         """Evaluates a few held-out tasks with greedy decoding."""
         settings, job = self.job.settings, self.job
-        tasks = job.held_out(settings.evaluation.few)
+        tasks = job.held_out(settings.evaluation.rows)
         with self.progress.phase("evaluating", rollouts=len(tasks)) as observer:
             runner = job.make_greedy(job.make_runner(self.engine, observer))
-            evaluation = await evaluate(runner, job.scorer, tasks, settings.admission, settings.evaluation.kind)
+            evaluation = await evaluate(runner, job.scorer, tasks, settings.concurrency)
         job.scorer.given.take_metrics()  # What is measured in evaluations is not that of a step.
         metrics = {TASKS_METRIC: float(evaluation.all.tried), LOST_METRIC: float(evaluation.lost)}
         if evaluation.all.tried:  # Without a scored task there is no rate.
@@ -309,7 +311,7 @@ class TrainLoop:
         self.folder.checkpoints.raise_failure()
         checkpoint, now = self.job.settings.checkpoint, time.monotonic()
         if checkpoint.every is None:
-            is_due = self.saving_s <= checkpoint.share * (now - self.saved_at)
+            is_due = self.saving_s <= SAVING_SHARE * (now - self.saved_at)
         else:
             is_due = self.step % checkpoint.every == 0
         if is_due:

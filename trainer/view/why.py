@@ -43,13 +43,13 @@ def _explain_untrained_rollout(rollout: Rollout, credits: CreditReader) -> str:
         return ""
     if not step:
         return (
-            "no step trained on its group: it was too stale (`max_staleness`), had no signal (`algorithm.dynamic`),"
-            " or came too late"
+            "no step trained on its group: it was too stale (`max_staleness`), had no signal"
+            " (`algorithm.dynamic_sampling`), or came too late"
         )
     if step > max(steps):
         return f"step {step}, for which it was collected, has not trained on it yet"
     if step in steps:
-        return f"step {step} did not train on its group, which had no signal and was replaced (`algorithm.dynamic`)"
+        return f"step {step} did not train on its group, which had no signal and was replaced (dynamic sampling)"
     return ""
 
 
@@ -203,13 +203,13 @@ def explain_zero_weight(entry: Entry, offsets: Sequence[int]) -> str:
     spans = [(start, stop) for start, stop in entry.info.get(EXCLUDED_SPANS, ())]
     excluded = [any(start <= offset < stop for start, stop in spans) for offset in offsets]
     if not any(excluded):
-        return "the policy wrote it, but `algorithm.credit.rounds` gives it no weight"
+        return "the policy wrote it, but `algorithm.credit.trained_turns` gives it no weight"
     if all(excluded):
         return "the policy wrote it, but a plug-in excluded it from training"
     ranges = ", ".join(f"{start}-{stop - 1}" for start, stop in spans if start < stop)
     return (
         f"the policy wrote it, but a plug-in excluded it from training (tokens {ranges} of the turn, from 0), or"
-        " `algorithm.credit.rounds` gives it no weight (the others)"
+        " `algorithm.credit.trained_turns` gives it no weight (the others)"
     )
 
 

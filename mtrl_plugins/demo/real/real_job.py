@@ -49,7 +49,7 @@ JOB: dict[str, Any] = {
     "tools": "demo",
     "template": {"calls": "text", "sanity": "ignore_strippable"},
     "reward": {"components": {"answer": {"function": "answer"}}},
-    "limits": {"assistant_turns": 4, "tool_calls": 4, "turn_tokens": 48, "rollout_tokens": 1024, "wall_s": 3600},
+    "limits": {"assistant_turns": 4, "tool_calls": 4, "turn_tokens": 48, "rollout_tokens": 1024, "timeout_s": 3600},
     "algorithm": {"name": "grpo"},
     "engine": "auto",
 }
@@ -65,7 +65,7 @@ class Size:
     """Problems that are sampled with examples, each once."""
     temperature: float = 0.5
     """At which they are sampled: at 1, a fifth of the answers is right, and most of those need no tool."""
-    start_epochs: int = 2
+    start_epochs: int = 6
     start_batch: int = 16
     steps: int = 25
     prompts: int = 6
@@ -152,7 +152,7 @@ class RealJob:
                 with progress:
                     runner = job.make_runner(engine, progress)
                     runner = job.make_greedy(runner) if greedy else runner
-                    found = await evaluate(runner, job.scorer, tasks, settings.admission, settings.evaluation.kind)
+                    found = await evaluate(runner, job.scorer, tasks, settings.concurrency)
         await to_thread.run_sync(save_rollouts, folder, found)
         return found
 
@@ -174,7 +174,7 @@ class RealJob:
         )  # fmt: skip
 
     def _update(self, steps: int) -> dict[str, Any]:
-        return {"lr": self.size.lr, "warmup": min(3, steps), "tokens": 2048}
+        return {"lr": self.size.lr, "warmup_steps": min(3, steps), "micro_batch_tokens": 2048}
 
     async def _train_run(self, name: str, **changes: Any) -> Path:
         """The model after a run, which is resumed if it was stopped."""

@@ -59,7 +59,7 @@ async def test_daemons_of_a_program_that_ignores_sigterm_end_at_the_time_limit(t
     tell = f"open({str(file)!r}, 'w').write(json.dumps([os.getpid(), *pids]))"
     code = f"{deaf}\n{DAEMONS}\nask('x'); {tell}; time.sleep(600)"
     for wall_s in WALL_S:
-        limits = RolloutLimits(wall_s=wall_s)
+        limits = RolloutLimits(timeout_s=wall_s)
         async with open_agents(["It is 7."], command=program(code), limits=limits, stop_s=0.2) as harness:
             rollout = await harness.run()
         assert rollout.stop is StopReason.WALL_TIME

@@ -111,7 +111,7 @@ open(os.environ["PIDS"], "w").write(f"{os.getpid()} {child.pid}"); child.wait()
 """
     file = tmp_path / "pids"
     for wall_s in WALL_S:
-        rollout = await play(code, limits=RolloutLimits(wall_s=wall_s), env={"PIDS": str(file)}, stop_s=0.5)
+        rollout = await play(code, limits=RolloutLimits(timeout_s=wall_s), env={"PIDS": str(file)}, stop_s=0.5)
         assert rollout.stop is StopReason.WALL_TIME and rollout.rewards == {}
         if file.exists():
             break

@@ -14,7 +14,7 @@ from tests.plugins.agents.agent_harness import TASK, call_text, open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
 from tests.waiting import PATIENCE_S, wait_until
 from trainer.rollout.admission import Admission
-from trainer.rollout.settings import AdmissionSettings
+from trainer.rollout.settings import ConcurrencySettings
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +59,7 @@ async def test_rollout_that_its_program_ends_leaves_no_generation() -> None:
 
 
 async def test_rollout_is_busy_until_its_last_generation_ends() -> None:
-    admission = Admission(AdmissionSettings(open=1, waiting=1, writing=4, patience_s=0.01))
+    admission = Admission(ConcurrencySettings(inflight_rollouts=1, running_requests=4), waiting=1, patience_s=0.01)
     slot = await admission.acquire()
     async with slot:
         async with slot:

@@ -193,7 +193,7 @@ def test_script_starts_servers_then_ranks_and_resumes_a_run_that_has_begun(
 def test_workers_are_dealt_over_the_trainer_nodes_and_connect_to_rank_0(
     run: RunCommand, place: Path, programs: Path
 ) -> None:
-    write_job(place, rollout={"workers": 3, "silent_s": 20})
+    write_job(place, rollout={"workers": 3, "heartbeat_timeout_s": 20})
     render(run, "--setup", "setup.sh")
     assert end(start(place, STARTED_RANK="0")) == 0
     ((words, token),) = read_lines(place / "workers.jsonl")

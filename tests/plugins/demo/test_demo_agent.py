@@ -53,7 +53,7 @@ async def test_policy_that_calls_the_tools_answers_right_and_keeps_its_ids(kind:
     calls = [call_text(call.tool, json.dumps(call.arguments)) for call in problem.calls]
     settings = load_settings(TrainSettings, find_jobs()["agent"], {})
     assert settings.demo.kinds == KINDS and settings.agent is not None
-    limits = RolloutLimits(wall_s=30)
+    limits = RolloutLimits(timeout_s=30)
     function = settings.agent.function
     async with open_agents([*calls, f"#### {problem.answer}"], function=function, limits=limits) as harness:
         rollout = await harness.run(replace(problem.task, session_task=SessionTask()))

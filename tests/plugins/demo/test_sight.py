@@ -62,8 +62,8 @@ JOB = {
     "template": {"sanity": "ignore_strippable"},
     "limits": {"assistant_turns": 4, "tool_calls": 4, "turn_tokens": 40, "rollout_tokens": 240},
     "algorithm": {"name": "dapo"},
-    "update": {"lr": 1e-3, "warmup": 2, "steps": 10, "floor": 0.1},
-    "evaluation": {"every": 10, "few": 40, "rows": 40},
+    "update": {"lr": 1e-3, "warmup_steps": 2, "lr_scheduler": "linear", "decay_steps": 10, "min_lr_ratio": 0.1},
+    "evaluation": {"every": 10, "rows": 40, "final_rows": 40},
     "checkpoint": {"every": 9},
     "record": True,
 }
@@ -198,5 +198,5 @@ def test_step_with_images_is_replayed_from_its_tape(looked: Path, run: RunComman
 
 def test_check_reports_how_images_are_handled(looked: Path, run: RunCommand) -> None:
     told = run("check", "--tools", TOOL_CONFIGS, "--model", looked / "checkpoints/000010").output
-    assert "it reads images: those of tools are in its message (template.images)" in told
+    assert "it reads images: those of tools are in its message" in told
     assert "it never samples <|image_pad|>, <|video_pad|>, <|vision_start|>, <|vision_end|>" in told

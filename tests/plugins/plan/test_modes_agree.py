@@ -26,12 +26,12 @@ STEPS, PROMPTS, N = 6, 3, 2
 TOKEN_S, UPDATE_S = 0.01, 1.7
 JOBS: dict[str, dict[str, Any]] = {
     "synchronous": {},
-    "synchronous, few open": {"admission": {"open": 2, "waiting": 2, "patience_s": 0.35}},
-    "synchronous, few slots": {"admission": {"writing": 2}},
+    "synchronous, few open": {"concurrency": {"inflight_rollouts": 2}},
+    "synchronous, few slots": {"concurrency": {"running_requests": 2}},
     "one step off": {"mode": "one_step_off"},
     "asynchronous": {"mode": "asynchronous"},
-    "asynchronous, stale": {"mode": "asynchronous", "max_staleness": 2, "admission": {"open": 5, "waiting": 1}},
-    "asynchronous, few slots": {"mode": "asynchronous", "max_staleness": 3, "admission": {"writing": 2}},
+    "asynchronous, stale": {"mode": "asynchronous", "max_staleness": 2, "concurrency": {"inflight_rollouts": 5}},
+    "asynchronous, few slots": {"mode": "asynchronous", "max_staleness": 3, "concurrency": {"running_requests": 2}},
 }
 Step = tuple[float, int, int]
 """When a step took its groups, how many it dropped, and the age of its oldest token."""

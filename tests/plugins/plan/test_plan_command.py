@@ -218,7 +218,7 @@ def test_plan_of_many_devices_takes_steps_in_proportion_to_its_rollouts(
     for rollouts in (300, 1500):
         settings = TrainSettings.model_validate(
             {"model": str(model), "data": "x", "prompts": rollouts // 10, "n": 10, "steps": 9,
-             "admission": {"open": rollouts, "writing": rollouts}}
+             "concurrency": {"inflight_rollouts": rollouts, "running_requests": rollouts}}
         )  # fmt: skip
         events[0] = 0
         best = plan_run(settings, model, (), PlanOptions(1024, "h100")).plan.recommended

@@ -72,7 +72,7 @@ def test_server_and_trainer_scripts_become_one_run(write: Write) -> None:
     args = {"name": "gym_scheduler", "plugins": ["plugin.py"], "max_turns": 3, "gym_env": "counts"}
     assert (settings.stepper, settings.stepper_args) == ("mtrl_plugins.swift.stepper:named", args)
     assert (settings.prompts, settings.n, settings.update.minibatches, settings.steps) == (4, 8, 2, 10)
-    assert (settings.update.steps, settings.update.floor, settings.update.warmup) == (20, 0.0, 0)
+    assert (settings.update.decay_steps, settings.update.min_lr_ratio, settings.update.warmup_steps) == (20, 0.0, 0)
     assert (settings.limits.assistant_turns, settings.limits.rollout_tokens) == (3, 2048)
     assert settings.system == "You play.\nBe brief." and settings.update.lora is None
     rewards = settings.reward.components
@@ -108,9 +108,9 @@ def test_missing_flags_have_ms_swifts_defaults() -> None:
     assert (settings.update.lr, settings.update.betas, settings.update.weight_decay) == (1e-4, (0.9, 0.95), 0.1)
     assert (settings.update.lora.rank, settings.update.lora.alpha) == (8, 32)
     assert (settings.algorithm.kl.coefficient, settings.algorithm.aggregate) == (0.04, "sequence")
-    assert settings.algorithm.credit.rounds == "mtrl_plugins.swift.loss_scale:last_round"
+    assert settings.algorithm.credit.trained_turns == "mtrl_plugins.swift.loss_scale:last_round"
     assert settings.limits.assistant_turns == 1 and settings.tools == () and settings.columns.drop_answer
-    assert (settings.update.warmup, settings.update.vision) == (0, "frozen")
+    assert (settings.update.warmup_steps, settings.update.freeze_vision) == (0, True)
     assert (settings.sampling.top_k, settings.sampling.top_p) == (0, 1.0)
 
 
@@ -134,12 +134,12 @@ def test_sampling_defaults_depend_on_the_release(words: str, write: Write, monke
 
 
 def test_vision_encoder_is_frozen_by_default(tmp_path: Path) -> None:
-    expected = "freeze_vit -> update.vision: frozen (ms-swift's default)"
+    expected = "freeze_vit -> update.freeze_vision: true (ms-swift's default)"
     assert expected not in format_report(translate_flags("--tuner_type", "full"))
     (tmp_path / "config.json").write_text('{"vision_config": {}}')
     assert expected in format_report(translate_flags("--tuner_type", "full", "--model", str(tmp_path)))
-    assert make_settings("--freeze_vit", "true", "--freeze_aligner", "true").update.vision == "frozen"
-    assert make_settings("--freeze_vit", "false", "--freeze_aligner", "false").update.vision == "trained"
+    assert make_settings("--freeze_vit", "true", "--freeze_aligner", "true").update.freeze_vision
+    assert make_settings("--freeze_vit", "false", "--freeze_aligner", "false").update.freeze_vision is False
 
 
 def test_system_message_is_text_or_file(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_system_message_is_text_or_file(tmp_path: Path) -> None:
 
 LOSSES = {
     "--loss_type dapo --epsilon_high 0.28": {"name": "grpo", "aggregate": "token", "clip_high": 0.28},
-    "--loss_type dr_grpo --scale_rewards none": {"name": "dr_grpo", "aggregate": "constant", "length": 512},
+    "--loss_type dr_grpo --scale_rewards none": {"name": "dr_grpo", "aggregate": 512},
     "--importance_sampling_level sequence": {"name": "gspo", "clip_low": 0.2},
     "--loss_type cispo --epsilon_high 5": {"name": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregate": "token"},
     "--advantage_estimator rloo": {"name": "rloo"},
@@ -179,7 +179,7 @@ LOSS_SCALES = {
 
 def test_truncated_rollouts_weigh_nothing_with_overlong_filter() -> None:
     rounds = "mtrl_plugins.swift.loss_scale:last_round_overlong_filter"
-    assert make_settings("--overlong_filter", "true").algorithm.credit.rounds == rounds
+    assert make_settings("--overlong_filter", "true").algorithm.credit.trained_turns == rounds
     weigh = load_object(rounds)
     asked = Entry(Author.TASK, (1, 2), ({"role": "user", "content": "?"},))
     for reason, weight in (("stop", 1.0), ("length", 0.0)):
@@ -198,8 +198,8 @@ def test_megatron_flags_mean_what_they_mean_there() -> None:
     translation = translate(read_command(MEGATRON.split()), SWIFT_TABLE)
     settings = TrainSettings.model_validate(translation.settings)
     assert (settings.prompts, settings.n, settings.update.minibatches, settings.steps) == (16, 8, 4, 2)
-    assert (settings.update.lr, settings.update.clip, settings.update.warmup) == (2e-6, 0.5, 2)
-    assert settings.update.lora is None and settings.update.floor == pytest.approx(0.1)
+    assert (settings.update.lr, settings.update.max_grad_norm, settings.update.warmup_steps) == (2e-6, 0.5, 2)
+    assert settings.update.lora is None and settings.update.min_lr_ratio == pytest.approx(0.1)
     assert "tensor_model_parallel_size (" in format_report(translation).partition("Ignored")[2]
     plain = translate(read_command(MEGATRON.replace("--global_batch_size 32", "").split()), SWIFT_TABLE)
     assert (plain.settings["prompts"], plain.settings["update"]["minibatches"]) == (8, 4)
@@ -237,7 +237,7 @@ def test_one_flag_is_missing_without_data_or_steps(write: Write) -> None:
 
 @pytest.mark.parametrize("scale", LOSS_SCALES)
 def test_loss_scale_becomes_token_weights(scale: str) -> None:
-    assert make_settings("--loss_scale", scale).algorithm.credit.rounds == LOSS_SCALES[scale]
+    assert make_settings("--loss_scale", scale).algorithm.credit.trained_turns == LOSS_SCALES[scale]
 
 
 REJECTED = {

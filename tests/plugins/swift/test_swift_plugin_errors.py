@@ -53,7 +53,7 @@ async def test_scheduler_error_is_reported_with_its_line(write: Write, text: str
 IMPORTS = {
     "from swift.plugin.multi_turn import MultiTurnSchedular": ("MultiTurnScheduler", 1),
     "import swift.megatron": ("swift.rollout", 1),
-    "\nfrom swift.loss_scale import LossScale": ("`algorithm.credit.rounds`", 2),
+    "\nfrom swift.loss_scale import LossScale": ("`algorithm.credit.trained_turns`", 2),
     "from swift.plugin import (": ("SyntaxError", 1),
 }
 

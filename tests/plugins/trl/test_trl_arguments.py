@@ -25,8 +25,8 @@ def test_defaults_are_those_of_trl() -> None:
     assert (made.n, made.prompts, made.steps, made.seed) == (8, 1, 48, 42)
     assert (made.algorithm.name, made.algorithm.aggregate) == ("dapo", "token")
     assert (made.algorithm.clip_low, made.algorithm.clip_high) == (0.2, 0.2)
-    assert (made.update.lr, made.update.betas, made.update.floor) == (1e-6, (0.9, 0.999), 0.0)
-    assert made.update.steps == 48 and made.update.checkpointing and made.evaluation.every == 0
+    assert (made.update.lr, made.update.betas, made.update.min_lr_ratio) == (1e-6, (0.9, 0.999), 0.0)
+    assert made.update.decay_steps == 48 and made.update.gradient_checkpointing and made.evaluation.every == 0
     assert (made.limits.response_tokens, made.limits.turn_tokens) == (512, 512)
 
 
@@ -51,7 +51,7 @@ def test_batches_and_steps(args: dict[str, Any], prompts: int, minibatches: int,
     [
         ({"loss_type": "grpo"}, "grpo", "sequence", (0.2, 0.2)),
         ({"loss_type": "bnpo", "epsilon": 0.1, "epsilon_high": 0.3}, "grpo", "token", (0.1, 0.3)),
-        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, "dr_grpo", "constant", (0.2, 0.2)),
+        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, "dr_grpo", 512, (0.2, 0.2)),
         ({"scale_rewards": False}, "dr_grpo", "token", (0.2, 0.2)),
         ({"scale_rewards": "batch"}, "reinforce_pp_baseline", "token", (0.2, 0.2)),
         ({"loss_type": "cispo", "epsilon_high": 5.0}, "cispo", "token", (1.0, 4.0)),
@@ -71,19 +71,23 @@ def test_other_arguments() -> None:
         mask_truncated_completions=True, shuffle_dataset=False, chat_template_kwargs={"enable_thinking": False},
     )  # fmt: skip
     assert (made.algorithm.kl.coefficient, made.algorithm.kl.estimator) == (0.1, "k3+")
-    assert made.limits.assistant_turns == 4 and made.update.fall == "cosine" and made.update.warmup == 5
+    assert made.limits.assistant_turns == 4 and made.update.lr_scheduler == "cosine" and made.update.warmup_steps == 5
     assert made.report == ("wandb",) and made.checkpoint.keep == 2 and made.evaluation.every == 5
     assert made.update.dtype == "float32" and made.update.lora is not None
-    assert (made.update.lora.rank, made.update.lora.alpha, made.update.lora.targets) == (4, 8.0, ("q_proj", "v_proj"))
-    assert made.algorithm.credit.rounds == "mtrl_plugins.trl.conversions:not_truncated"
-    assert not made.curriculum.shuffled and made.template.chat_template_kwargs == {"enable_thinking": False}
+    assert (made.update.lora.rank, made.update.lora.alpha, made.update.lora.target_modules) == (
+        4,
+        8.0,
+        ("q_proj", "v_proj"),
+    )
+    assert made.algorithm.credit.trained_turns == "mtrl_plugins.trl.conversions:not_truncated"
+    assert not made.curriculum.shuffle and made.template.chat_template_kwargs == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
         ({"vllm_importance_sampling_mode": "token_truncate"}, {"truncate": "token", "cap": 3.0}),
-        ({}, {"truncate": "sequence", "reject": "sequence", "cap": 3.0, "high": 3.0, "low": 1e-6}),
+        ({}, {"truncate": "sequence", "reject": "sequence", "cap": 3.0, "bounds": (1e-6, 3.0)}),
         ({"vllm_importance_sampling_correction": False}, {}),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_tool_that_hangs_costs_its_rollouts_and_is_interrupted(model: Path, mo
 
     script_policy(monkeypatch, [[render_calls(("hang", {})), "done"], [render_calls(("price", {"item": "pear"})), "3"]])
     recorder = ScoringRecorder()
-    args, settings = {"num_generations": 2, "per_device_train_batch_size": 2}, {"groups": {"refills": 0}}
+    args, settings = {"num_generations": 2, "per_device_train_batch_size": 2}, {"max_retries": 0}
     trainer = make_trainer(model, ROWS, recorder, tools=[hang, price], timeout_s=0.2, args=args, settings=settings)
     output = trainer.train()
     assert output.metrics["lost/tool_failed"] == 1

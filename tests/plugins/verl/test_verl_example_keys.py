@@ -58,4 +58,4 @@ def test_key_of_the_command_line_overrides_the_script_in_any_spelling(write: Wri
     file = write("run.sh", f"python3 -m verl.trainer.main_ppo {keys} actor_rollout_ref.actor.grad_clip=0.5\n")
     words = ["actor_rollout_ref.actor.optim.clip_grad=0.25", "actor_rollout_ref.actor.ppo_mini_batch_size=1024"]
     translation = translate(read_command([file.name, *words], ScriptReader(tell=lambda line: None)), VERL_TABLE)
-    assert translation.settings["update"]["clip"] == 0.25
+    assert translation.settings["update"]["max_grad_norm"] == 0.25

@@ -167,7 +167,7 @@ def test_complete_config_with_old_spellings_and_relative_references(
         """,
     )
     settings: Any = translate_words("mine.yaml").settings
-    assert settings["update"]["fall"] == "cosine" and settings["update"]["minibatches"] == 1
+    assert settings["update"]["lr_scheduler"] == "cosine" and settings["update"]["minibatches"] == 1
     assert settings["reward"]["components"]["custom"]["args"] == {"path": "r.py", "name": "compute_score"}
 
 

@@ -38,7 +38,7 @@ def test_replaced_and_dropped_groups_are_shown_as_untrained(tmp_path: Path) -> N
     replaced, dropped, learned = (run.rollout(place) for place in (32, 33, 0))
     assert [rollout["credited"] for rollout in (replaced, dropped, learned)] == [False, False, True]
     assert not any(turn["trained"] for rollout in (replaced, dropped) for turn in policy_turns(rollout))
-    assert all("replaced (`algorithm.dynamic`)" in turn["because"] for turn in policy_turns(replaced))
+    assert all("replaced (`algorithm.dynamic_sampling`)" in turn["because"] for turn in policy_turns(replaced))
     assert all("too stale (`max_staleness`)" in turn["because"] for turn in policy_turns(dropped))
     assert all(turn["trained"] and "because_not" not in turn for turn in policy_turns(learned))
     unwritten = replace(first, group="1-1-0", ledger=Ledger(first.ledger.entries[:1]))

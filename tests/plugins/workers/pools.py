@@ -89,18 +89,18 @@ def read_acts(folder: Path) -> list[str]:
 
 
 def make_settings(folder: Path) -> BaseRolloutSettings:
-    return BaseRolloutSettings(tools=str(folder / "tools"), limits=RolloutLimits(wall_s=120), seed=3)
+    return BaseRolloutSettings(tools=str(folder / "tools"), limits=RolloutLimits(timeout_s=120), seed=3)
 
 
 def make_job(folder: Path, engine: ScriptedEngine, silent_s: float) -> WorkerJob:
     settings, model = make_settings(folder), folder / "model"
     template = load_template(model, settings.template)
-    return make_worker_job(settings, model, template, "kind", engine, silent_s)
+    return make_worker_job(settings, model, template, engine, silent_s)
 
 
 def make_pool(folder: Path, engine: ScriptedEngine, **settings: Any) -> WorkerPool:
     chosen = WorkerSettings(**settings)
-    return WorkerPool(chosen, make_job(folder, engine, chosen.silent_s), engine, folder, print)
+    return WorkerPool(chosen, make_job(folder, engine, chosen.heartbeat_timeout_s), engine, folder, print)
 
 
 def make_runner(folder: Path, engine: ScriptedEngine, pool: WorkerPool | None = None) -> RolloutRunner:

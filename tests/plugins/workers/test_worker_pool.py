@@ -52,7 +52,7 @@ async def shared(folder: Path) -> AsyncIterator[tuple[WorkerPool, GatedEngine]]:
     os.environ[TOKEN_VARIABLE] = TOKEN
     engine = GatedEngine()
     try:
-        async with make_pool(folder, engine, workers=2, listen="127.0.0.1:0", silent_s=60.0) as pool:
+        async with make_pool(folder, engine, workers=2, listen="127.0.0.1:0", heartbeat_timeout_s=60.0) as pool:
             yield pool, engine
     finally:
         del os.environ[TOKEN_VARIABLE]
@@ -151,7 +151,7 @@ async def test_worker_that_hangs_is_killed_and_its_rollouts_begin_again(
     folder: Path, engine: GatedEngine, pool: WorkerPool
 ) -> None:
     others = find_workers()
-    async with make_pool(folder, engine, workers=1, silent_s=10.0) as own:
+    async with make_pool(folder, engine, workers=1, heartbeat_timeout_s=10.0) as own:
         (stopped,) = [worker for worker in find_workers("worker-0") if worker not in others]
 
         async def hang() -> None:

@@ -35,7 +35,7 @@ REWARDS = Path(__file__).parents[2] / "trainer/train/sevenths.py"
 PROMPTS, STEPS, OPEN, WRITING = 2, 4, 7, 5
 SETTINGS = {
     "mode": "asynchronous", "prompts": PROMPTS, "n": 2, "steps": STEPS, "max_staleness": 1,
-    "admission": {"open": OPEN, "writing": WRITING, "patience_s": 600.0},
+    "concurrency": {"inflight_rollouts": OPEN, "running_requests": WRITING},
     "reward": {"components": {"sevenths": {"function": f"{REWARDS}:async_sevenths"}}},
 }  # fmt: skip
 
@@ -136,7 +136,7 @@ def task_ids(taken: StepRollouts) -> list[str]:
 async def open_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[AsyncRun, CountedPool]]:
     engine = CountedEngine()
     engine.own_gates = {name: anyio.Event() for name in ORDER[:2]}
-    async with make_pool(folder, engine, workers=2, silent_s=60.0) as pool:
+    async with make_pool(folder, engine, workers=2, heartbeat_timeout_s=60.0) as pool:
         await wait_until(lambda: pool.alive == 2, LONG_S)
         counted, run = CountedPool(pool, monkeypatch), AsyncRun(folder, engine, pool)
         async with run.source:

@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "tools/calculator.py").write_text(CALCULATOR)
     changes: dict[str, Any] = {
         "steps": STEPS, "demo": {"kinds": ("fact",)}, "record": False, "tools": "tools", "prompts": 2, "n": 2,
-        "update": {"lr": 1e-3, "warmup": 1, "steps": STEPS}, "evaluation": {"every": 0},
+        "update": {"lr": 1e-3, "warmup_steps": 1, "lr_scheduler": "linear"}, "evaluation": {"every": 0},
     }  # fmt: skip
     for workers in range(3):
         settings = small_job(**changes, rollout={"workers": workers})
@@ -113,7 +113,7 @@ def test_training_with_workers_is_the_same_through_kills_of_workers_and_of_itsel
 
 def test_evaluation_at_the_end_is_played_by_workers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = json.loads((place / "run1.yaml").read_text())
-    settings |= {"steps": 1, "evaluation": {"every": 0, "rows": 2, "after": True}}
+    settings |= {"steps": 1, "evaluation": {"every": 0, "final_rows": 2, "after": True}}
     (place / "looks.yaml").write_text(json.dumps(settings))
     output = train_here(place, monkeypatch, "--config", "looks.yaml", "--out", "looks")
     assert "success on 2 held-out tasks" in output and (place / "looks/eval/worker-0.log").exists()

@@ -58,8 +58,8 @@ def test_settings_are_read_without_torch() -> None:
     [
         (lambda: AlgorithmSettings(name="ppo"), "name"),
         (lambda: AlgorithmSettings(clip=0.2), "clip"),
-        (lambda: MismatchSettings(low=3.0), r"low \(3.0\) is above high \(2.0\)"),
-        (lambda: OverlongSettings(limit=10, margin=20), "margin of 20 tokens does not lie within a limit of 10"),
+        (lambda: MismatchSettings(bounds=(3.0, 2.0)), r"no ratio is within \[3.0, 2.0\]"),
+        (lambda: OverlongSettings(limit=10, buffer=20), "buffer of 20 tokens does not lie within a limit of 10"),
         (lambda: AlgorithmSettings(clip_high=math.inf), "clip_high"),
     ],
 )
@@ -96,6 +96,6 @@ def test_user_function_weighs_tokens_and_its_errors_are_explained() -> None:
         def wrong(ledger: Ledger, weights: Any = weights) -> Any:
             return weights
 
-        with pytest.raises(TokenWeightError, match=f"algorithm.credit.rounds: .*{text}") as caught:
+        with pytest.raises(TokenWeightError, match=f"algorithm.credit.trained_turns: .*{text}") as caught:
             compute_token_weights(LEDGER, wrong, "t/0")
         assert "remedy: fix that function, then continue with --resume" in str(caught.value)

@@ -81,7 +81,7 @@ def test_kl_term_is_added_to_the_loss() -> None:
     cost = float((batch.weights_T * kl_T).sum() / batch.weights_T.sum())
     assert (with_it.value - without.value).item() == pytest.approx(0.5 * cost)
     assert with_it.metrics["kl/reference"] == pytest.approx(float(kl_T.sum() / batch.trained_T.sum()))
-    in_the_reward = AlgorithmSettings(kl=KLSettings(coefficient=0.5, place="reward"), aggregate="token")
+    in_the_reward = AlgorithmSettings(kl=KLSettings(coefficient=0.5, in_reward=True), aggregate="token")
     assert torch.equal(compute_loss(leaf, batch, totals, in_the_reward).value, without.value)
 
 

@@ -56,7 +56,7 @@ def test_ratios_out_of_bounds_are_rejected(level: str) -> None:
     for seed in range(5):
         example = reference_loops.make_batch(seed, spread=0.6)
         weights = iter(
-            compute_importance_weights(example.batch(), MismatchSettings(reject=level, low=0.8, high=1.3)).tolist()
+            compute_importance_weights(example.batch(), MismatchSettings(reject=level, bounds=(0.8, 1.3))).tolist()
         )
         for row, of_sequence in zip(example.rows, log_ratios(example), strict=True):
             for token in range(len(row.ids)):
@@ -82,7 +82,7 @@ def test_token_weights_correct_the_expectation() -> None:
 def test_loss_is_weighted_by_token_and_reported() -> None:
     example = reference_loops.make_batch(6, spread=0.7)
     batch, totals, leaf = example.batch(), StepTotals.from_batches([example.batch()]), example.logprobs()
-    settings = MismatchSettings(truncate="token", cap=1.2, reject="token", low=0.7, high=1.6)
+    settings = MismatchSettings(truncate="token", cap=1.2, reject="token", bounds=(0.7, 1.6))
     corrected = compute_loss(leaf, batch, totals, AlgorithmSettings(mismatch=settings, aggregate="token"))
     plain = compute_loss(leaf, batch, totals, AlgorithmSettings(aggregate="token"))
     weights_T = compute_importance_weights(batch, settings)

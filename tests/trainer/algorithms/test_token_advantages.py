@@ -28,7 +28,7 @@ STEPS = st.lists(groups(), min_size=1, max_size=4)
 
 
 def make_settings(kind: str = "outcome", name: str = "grpo", **more: object) -> AlgorithmSettings:
-    return AlgorithmSettings.model_validate({"name": name, "credit": {"kind": kind, "discount": 0.5}, **more})
+    return AlgorithmSettings.model_validate({"name": name, "credit": {"kind": kind, "gamma": 0.5}, **more})
 
 
 def with_kl(**more: object) -> dict[str, object]:
@@ -114,18 +114,18 @@ def test_turn_scores_are_counted_once() -> None:
 
 
 def test_reference_kl_is_subtracted_from_the_reward() -> None:
-    settings = make_settings(name="dr_grpo", kl={"coefficient": 0.5, "place": "reward"})
+    settings = make_settings(name="dr_grpo", kl={"coefficient": 0.5, "in_reward": True})
     batch = build_train_batch([outcomes(1.0, 1.0)], settings, weigh_all_turns)
     near, far = compute_token_advantages(batch, settings, reference_kl=[0.0, 2.0]).rows
     assert (near.advantages[2], far.advantages[2]) == (0.5, -0.5)
-    turns = make_settings("turns", kl={"coefficient": 0.5, "place": "reward"})
+    turns = make_settings("turns", kl={"coefficient": 0.5, "in_reward": True})
     near, far = compute_token_advantages(batch, turns, reference_kl=[0.0, 2.0]).rows
     assert near.advantages[-1] == 1.0 and far.advantages[-1] == -1.0
     with pytest.raises(ValueError, match="needs the KL of each of 2 rollouts"):
         compute_token_advantages(batch, settings)
     with pytest.raises(NotFiniteError, match="rollout 1-0/sum/1 has a KL to the reference of nan"):
         compute_token_advantages(batch, settings, reference_kl=[0.0, math.nan])
-    in_loss = make_settings(kl={"coefficient": 0.5, "place": "loss"})
+    in_loss = make_settings(kl={"coefficient": 0.5, "in_reward": False})
     assert not any(
         any(row.advantages) for row in compute_token_advantages(batch, in_loss, reference_kl=[0.0, 2.0]).rows
     )
@@ -210,7 +210,7 @@ def token_factors(batch: TrainBatch, settings: AlgorithmSettings) -> dict[tuple[
     result = compute_token_advantages(batch, settings)
     packed = pack(result.all_rows)
     losses_T = torch.zeros(len(packed.ids_T), requires_grad=True)
-    aggregate_loss(losses_T, packed, settings.aggregate or "token", result.totals, 7).backward()
+    aggregate_loss(losses_T, packed, settings.aggregate or "token", result.totals).backward()
     assert losses_T.grad is not None
     factors: dict[tuple[str, int], float] = defaultdict(float)
     position, names = Counter[int](), packed.names_S
@@ -230,13 +230,13 @@ def cut(sequence: TrainSequence, random: Random) -> list[TrainSequence]:
     return [replace(sequence, weights=each) for each in weights]
 
 
-@pytest.mark.parametrize("aggregate", ["sequence", "token", "constant"])
+@pytest.mark.parametrize("aggregate", ["sequence", "token", 7])
 @given(step=STEPS, seed=st.integers(0, 99))
 @hypothesis(max_examples=30, deadline=None)
 def test_tokens_count_alike_however_their_rollout_is_cut_into_ledgers(
-    aggregate: str, step: list[ScoredGroup], seed: int
+    aggregate: str | int, step: list[ScoredGroup], seed: int
 ) -> None:
-    settings, random = make_settings(aggregate=aggregate, length=7), Random(seed)
+    settings, random = make_settings(aggregate=aggregate), Random(seed)
     batch = build_train_batch(step, settings, weigh_all_turns)
     pieces = [piece for sequence in batch.sequences for piece in cut(sequence, random)]
     if any(any(sequence.weights) for sequence in batch.sequences):

@@ -46,7 +46,7 @@ def test_rollout_without_policy_tokens_is_left_out_and_counted() -> None:
 
 
 def test_overlong_penalty_counts_policy_tokens_only() -> None:
-    long = AlgorithmSettings.model_validate({"overlong": {"limit": 4, "margin": 2, "cost": 0.5}})
+    long = AlgorithmSettings.model_validate({"overlong": {"limit": 4, "buffer": 2, "penalty": 0.5}})
     batch = build_train_batch(
         [group(scored("qa" + "t" * 50), scored("qa|qbb", 1.0, index=1), scored("qaaaaaa", 1.0, index=2))],
         long,

@@ -31,11 +31,11 @@ LEARNING_RATE = 2e-4
 KL = {"coefficient": 0.1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo, KL in the loss, two epochs of two minibatches": (
-        {"kl": {**KL, "place": "loss"}},
+        {"kl": {**KL, "in_reward": False}},
         {"minibatches": 2, "epochs": 2, "tokens": 64},
     ),
-    "dapo, KL in the reward": ({"name": "dapo", "kl": {**KL, "place": "reward"}}, {"tokens": 96}),
-    "gspo, LoRA, KL in the loss": ({"name": "gspo", "kl": {**KL, "place": "loss"}}, {"lora": {"rank": 4}}),
+    "dapo, KL in the reward": ({"name": "dapo", "kl": {**KL, "in_reward": True}}, {"tokens": 96}),
+    "gspo, LoRA, KL in the loss": ({"name": "gspo", "kl": {**KL, "in_reward": False}}, {"lora": {"rank": 4}}),
     "reinforce_pp, gae": ({"name": "reinforce_pp", "credit": {"kind": "gae"}}, {"critic": {}, "tokens": 64}),
     "rloo, gradient checkpointing": ({"name": "rloo"}, {"checkpointing": True}),
     "dr_grpo": ({"name": "dr_grpo"}, {"tokens": 96}),

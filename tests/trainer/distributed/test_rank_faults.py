@@ -43,7 +43,7 @@ def test_rank_whose_memory_runs_out_in_a_step_is_named_with_the_remedy(model: Pa
     tiny = tiny_model(tie_word_embeddings=True)
     batch = random_batch(tiny, 0)
     with running_ranks(2, tmp_path) as channel:
-        _, updater = make_updater(channel, model, AlgorithmSettings(), UpdateSettings(tokens=2**20))
+        _, updater = make_updater(channel, model, AlgorithmSettings(), UpdateSettings(micro_batch_tokens=2**20))
         updater.train_step(batch)
         long = [repeat_tokens(row, 100) for row in batch.sequences]
         process = psutil.Process(process_of(channel, 1))
@@ -51,7 +51,7 @@ def test_rank_whose_memory_runs_out_in_a_step_is_named_with_the_remedy(model: Pa
         process.rlimit(psutil.RLIMIT_AS, (most, most))
         with pytest.raises(PolicyError, match=r"rank 1 .*: memory ran out ") as lost:
             updater.train_step(replace(batch, sequences=tuple(long)))
-    assert "lower `update.tokens`" in lost.value.remedy
+    assert "lower `update.micro_batch_tokens`" in lost.value.remedy
 
 
 def repeat_tokens(row: TrainSequence, times: int) -> TrainSequence:

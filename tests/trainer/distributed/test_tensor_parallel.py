@@ -76,7 +76,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
 
 
 def open_muon(model: Path, channel: LeaderChannel | None) -> tuple[Policy, PolicyUpdater]:
-    update = UpdateSettings(lr=1e-4, optimizer="muon", muon_lr=MUON_RATE)
+    update = UpdateSettings(lr=1e-4, optimizer="muon")
     return make_updater(channel, model, AlgorithmSettings.model_validate({"name": "cispo"}), update)
 
 
@@ -118,7 +118,7 @@ def require_same(metrics: Mapping[str, float], expected: Mapping[str, float]) ->
 @pytest.mark.parametrize(
     ("model_of", "problem"),
     [
-        (lambda: tiny_model("qwen2"), "`distributed.tensor: 2` does not divide the model's 1 key-value heads"),
+        (lambda: tiny_model("qwen2"), "`distributed.tensor_parallel: 2` does not divide the model's 1 key-value heads"),
         (lambda: odd_model(), "does not divide the 33 columns of model.layers.0.mlp"),
         (
             lambda: GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2)),
@@ -132,7 +132,7 @@ def test_model_that_cannot_be_split_so_is_refused_by_name(
 ) -> None:
     with pytest.raises(PolicyError) as caught, torch.device("meta"):
         find_styles(model_of(), 2)
-    assert problem in caught.value.problem and "distributed.tensor: 1" in str(caught.value.remedy)
+    assert problem in caught.value.problem and "distributed.tensor_parallel: 1" in str(caught.value.remedy)
 
 
 def odd_model() -> PreTrainedModel:

@@ -25,7 +25,7 @@ def test_a_chosen_rate_is_warmed_up_and_one_that_is_set_only_on_request() -> Non
     assert choose_rates(UpdateSettings(), SIZES[0]).warmup == 10
     assert choose_rates(UpdateSettings(), SIZES[0], steps=25).warmup == 3, "at most a tenth of the run"
     assert choose_rates(UpdateSettings(lr=1e-3), SIZES[0]).warmup == 0
-    assert choose_rates(UpdateSettings(warmup=4), SIZES[0]).warmup == 4
+    assert choose_rates(UpdateSettings(warmup_steps=4), SIZES[0]).warmup == 4
     chosen = choose_rates(UpdateSettings(), SIZES[0])
     assert learning_rate_factor(0, chosen) == pytest.approx(0.1) and learning_rate_factor(9, chosen) == 1.0
 
@@ -36,7 +36,7 @@ def test_shipped_jobs_name_their_rate_which_is_a_usual_one(name: str) -> None:
         read_run_file(ROOT / "mtrl_plugins" / "demo" / "jobs" / f"{name}.yaml")["update"]
     )
     size = 500_000_000 if name.startswith("gsm8k") else SIZES[0]
-    assert update.lr is not None and update.warmup is not None and find_unusual_rate(update, size) is None
+    assert update.lr is not None and update.warmup_steps is not None and find_unusual_rate(update, size) is None
 
 
 def test_a_resumed_run_keeps_the_rates_that_it_was_started_with() -> None:

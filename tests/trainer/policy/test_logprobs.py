@@ -40,7 +40,7 @@ def test_packed_logprobs_equal_those_of_single_sequences(
     expected = torch.cat([plain_logprobs(tiny_model(kind), ids, temperature) for ids in rows])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_forest, "MAX_BLOCK_NODES", block_nodes)
-        result = policy_logprobs(Policy(tiny_model(kind), UpdateSettings(chunk=chunk)), rows, temperature)
+        result = policy_logprobs(Policy(tiny_model(kind), UpdateSettings(logits_chunk=chunk)), rows, temperature)
     assert torch.allclose(result, expected, atol=2e-5)
 
 
@@ -72,8 +72,8 @@ def test_chunks_and_checkpointing_do_not_change_the_gradient() -> None:
         return model_gradient(model)
 
     whole = compute_gradient(UpdateSettings())
-    assert torch.allclose(compute_gradient(UpdateSettings(chunk=1)), whole, atol=1e-5)
-    assert torch.equal(compute_gradient(UpdateSettings(checkpointing=True)), whole)
+    assert torch.allclose(compute_gradient(UpdateSettings(logits_chunk=1)), whole, atol=1e-5)
+    assert torch.equal(compute_gradient(UpdateSettings(gradient_checkpointing=True)), whole)
 
 
 def gpt2() -> PreTrainedModel:
@@ -100,7 +100,7 @@ def test_unsupported_model_runs_each_sequence_alone() -> None:
 
 
 def test_dropout_is_off() -> None:
-    policy = Policy(gpt2(), UpdateSettings(checkpointing=True))
+    policy = Policy(gpt2(), UpdateSettings(gradient_checkpointing=True))
     rows = [[1, 2, 3, 4], [1, 2, 5]]
     assert torch.allclose(
         policy_logprobs(policy, rows), torch.cat([plain_logprobs(gpt2(), ids) for ids in rows]), atol=1e-5

@@ -63,7 +63,7 @@ def test_weights_gradients_and_optimizer_are_counted(folder: Path) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_planned_pass_is_close_to_the_real_one(checkpointing: bool) -> None:
-    update = UpdateSettings(checkpointing=checkpointing)
+    update = UpdateSettings(gradient_checkpointing=checkpointing)
     policy = Policy(tiny_model(), update)
     kept: dict[int, int] = {}
     weights = {value.untyped_storage().data_ptr() for value in policy.model.parameters()}
@@ -87,9 +87,9 @@ def test_planned_pass_is_close_to_the_real_one(checkpointing: bool) -> None:
 @pytest.mark.parametrize(
     ("update", "first"),
     [
-        ({"tokens": 10**9}, "lower `update.tokens` or set `update.checkpointing`"),
-        ({"tokens": 10**9, "checkpointing": True}, "lower `update.tokens`;"),
-        ({}, "lower `admission.writing` or `limits.rollout_tokens`"),
+        ({"tokens": 10**9}, "lower `update.micro_batch_tokens` or set `update.gradient_checkpointing`"),
+        ({"tokens": 10**9, "checkpointing": True}, "lower `update.micro_batch_tokens`;"),
+        ({}, "lower `concurrency.running_requests` or `limits.rollout_tokens`"),
     ],
 )
 def test_plan_that_does_not_fit_names_remedies(folder: Path, update: dict[str, Any], first: str) -> None:
@@ -109,14 +109,14 @@ def test_planned_length_of_the_engines_cache_is_that_to_which_it_grows(length: i
 
 def test_allocator_keeps_freed_tensors_of_the_heap_and_gives_back_large_ones(folder: Path) -> None:
     model = load_meta_model(folder)
-    small = plan_allocator(model, UpdateSettings(chunk=2**25), 1000).size
-    assert plan_allocator(model, UpdateSettings(chunk=2**25), 2000).size == pytest.approx(2 * small)
+    small = plan_allocator(model, UpdateSettings(logits_chunk=2**25), 1000).size
+    assert plan_allocator(model, UpdateSettings(logits_chunk=2**25), 2000).size == pytest.approx(2 * small)
     assert (
-        plan_allocator(model, UpdateSettings(chunk=1, lora=LoraSettings()), 1000).size
-        > 1.5 * plan_allocator(model, UpdateSettings(chunk=1), 1000).size
+        plan_allocator(model, UpdateSettings(logits_chunk=1, lora=LoraSettings()), 1000).size
+        > 1.5 * plan_allocator(model, UpdateSettings(logits_chunk=1), 1000).size
         > 0
     )
-    assert plan_allocator(model, UpdateSettings(chunk=2**25), 2**25).size == 0
+    assert plan_allocator(model, UpdateSettings(logits_chunk=2**25), 2**25).size == 0
 
 
 def test_offloaded_training_leaves_the_gpu_its_gathered_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

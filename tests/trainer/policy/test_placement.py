@@ -35,7 +35,7 @@ def make_settings(**more: Any) -> TrainSettings:
         "reward": {"components": {"right": {"function": "outcome"}}},
     }
     return TrainSettings.model_validate(
-        defaults | {"limits": {"rollout_tokens": 256}, "update": {"tokens": 4096}} | more
+        defaults | {"limits": {"rollout_tokens": 256}, "update": {"micro_batch_tokens": 4096}} | more
     )
 
 

@@ -25,7 +25,9 @@ def train_steps(policy: Policy, steps: int) -> Policy:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_steps_raise_the_logprobs_of_the_trained_tokens(optimizer: str) -> None:
-    policy = Policy(tiny_model(), UpdateSettings(optimizer=optimizer, lr=2e-2, warmup=2, steps=8))  # type: ignore[arg-type]
+    policy = Policy(
+        tiny_model(), UpdateSettings(optimizer=optimizer, lr=2e-2, warmup_steps=2, lr_scheduler="linear", decay_steps=8)
+    )  # type: ignore[arg-type]
     before = policy_logprobs(policy, ROWS).sum().item()
     (-policy_logprobs(train_steps(policy, 7), ROWS).sum()).backward()
     metrics = policy.step()
@@ -44,7 +46,10 @@ def test_gradient_that_is_not_finite_changes_nothing_and_raises() -> None:
 
 
 def test_cosine_decay_equals_linear_decay_at_the_ends_and_halfway() -> None:
-    line, curve = (UpdateSettings(warmup=4, steps=14, floor=0.2, fall=fall) for fall in ("line", "cosine"))
+    line, curve = (
+        UpdateSettings(warmup_steps=4, decay_steps=14, min_lr_ratio=0.2, lr_scheduler=fall)
+        for fall in ("linear", "cosine")
+    )
     for step in (0, 3, 4, 9, 14, 30):
         assert learning_rate_factor(step, curve) == pytest.approx(learning_rate_factor(step, line))
     assert learning_rate_factor(6, curve) > learning_rate_factor(6, line) and learning_rate_factor(
@@ -55,7 +60,7 @@ def test_cosine_decay_equals_linear_decay_at_the_ends_and_halfway() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_resumed_policy_gets_identical_weights(tmp_path: Path, optimizer: str) -> None:
-    update = UpdateSettings(optimizer=optimizer, steps=10)  # type: ignore[arg-type]
+    update = UpdateSettings(optimizer=optimizer, lr_scheduler="linear", decay_steps=10)  # type: ignore[arg-type]
     uninterrupted = train_steps(Policy(tiny_model(), update), 6)
     train_steps(Policy(tiny_model(), update), 3).save(tmp_path)
     resumed = Policy(tiny_model(), update)

@@ -23,7 +23,7 @@ from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
 GRPO = AlgorithmSettings()
-GAE = AlgorithmSettings(name="reinforce_pp", credit=CreditSettings(kind="gae", trust=1.0))
+GAE = AlgorithmSettings(name="reinforce_pp", credit=CreditSettings(kind="gae", lam=1.0))
 
 
 def train_one_step(
@@ -59,7 +59,7 @@ def test_micro_batches_add_up_and_are_deterministic() -> None:
     train_batch = example_batch(tiny_model(), groups=3, n=4)
 
     def compute_gradient(tokens: int) -> Tensor:
-        policy = Policy(tiny_model(), UpdateSettings(tokens=tokens))
+        policy = Policy(tiny_model(), UpdateSettings(micro_batch_tokens=tokens))
         policy.step = lambda: {}  # type: ignore[method-assign]
         PolicyUpdater(policy, GRPO, exact=True).train_step(train_batch)
         return model_gradient(policy.model)
@@ -144,7 +144,7 @@ def test_several_optimizer_steps_recompute_logprobs_if_the_engine_is_not_exact()
 
 @pytest.mark.parametrize("place", ["loss", "reward"])
 def test_reference_kl_is_measured_and_limits_the_policy(place: str) -> None:
-    kl = KLSettings(coefficient=50.0, estimator="k2", place=place)  # type: ignore[arg-type]
+    kl = KLSettings(coefficient=50.0, estimator="k2", in_reward=place)  # type: ignore[arg-type]
     train_batch = example_batch(tiny_model(), groups=3)
     policy = Policy(tiny_model(), UpdateSettings(lr=1e-2))
     updater = PolicyUpdater(
@@ -165,7 +165,7 @@ def test_reference_kl_is_measured_and_limits_the_policy(place: str) -> None:
 
 def test_logprob_that_is_not_finite_names_its_rollout_and_changes_nothing() -> None:
     train_batch = example_batch(tiny_model())
-    policy = Policy(tiny_model(), UpdateSettings(tokens=10))
+    policy = Policy(tiny_model(), UpdateSettings(micro_batch_tokens=10))
     original = policy.compute_batch_logprobs
 
     def broken(ids_T: Tensor, *args: Any) -> Logprobs:
@@ -189,7 +189,7 @@ def test_logprob_that_is_not_finite_names_its_rollout_and_changes_nothing() -> N
     ],
 )
 def test_out_of_memory_names_the_setting_and_changes_nothing(error: Exception) -> None:
-    policy = Policy(tiny_model(), UpdateSettings(tokens=10, chunk=4))
+    policy = Policy(tiny_model(), UpdateSettings(micro_batch_tokens=10, logits_chunk=4))
     passes = []
 
     def run_out(*_: Any) -> None:
@@ -200,13 +200,13 @@ def test_out_of_memory_names_the_setting_and_changes_nothing(error: Exception) -
     policy.model.get_decoder().layers[1].register_forward_pre_hook(run_out)  # type: ignore[no-untyped-call, union-attr, operator]
     with pytest.raises(PolicyError, match="memory ran out in step 1") as caught:
         PolicyUpdater(policy, GRPO, exact=True).train_step(example_batch(tiny_model()))
-    assert caught.value.remedy.startswith("lower `update.tokens`")
+    assert caught.value.remedy.startswith("lower `update.micro_batch_tokens`")
     assert all(value.grad is None for value in policy.model.parameters()) and policy.steps == 0
 
 
 def test_critic_learns_the_return_and_resumes_identically(tmp_path: Path) -> None:
     train_batch = example_batch(tiny_model(), rewards=(2.0,) * 6)
-    update = UpdateSettings(critic=CriticSettings(lr=3e-2), lr=1e-4, tokens=24)
+    update = UpdateSettings(critic=CriticSettings(lr=3e-2), lr=1e-4, micro_batch_tokens=24)
 
     def losses(policy: Policy, steps: int) -> list[float]:
         updater = PolicyUpdater(policy, GAE, exact=True)

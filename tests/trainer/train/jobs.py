@@ -23,11 +23,12 @@ SMALL: dict[str, Any] = {
     "record": True,
     "reward": {"components": {"outcome": {"function": "outcome"}}},
     "limits": {
-        "assistant_turns": 4, "user_turns": 2, "tool_calls": 4, "turn_tokens": 24, "rollout_tokens": 160, "wall_s": 60,
+        "assistant_turns": 4, "user_turns": 2, "tool_calls": 4, "turn_tokens": 24, "rollout_tokens": 160,
+        "timeout_s": 60,
     },
     "algorithm": {"name": "dapo"},
-    "update": {"lr": 1e-3, "warmup": 1, "steps": 3},
-    "evaluation": {"every": 2, "few": 4, "rows": 8},
+    "update": {"lr": 1e-3, "warmup_steps": 1, "lr_scheduler": "linear", "decay_steps": 3},
+    "evaluation": {"every": 2, "rows": 4, "final_rows": 8},
     "checkpoint": {"every": 1},
 }  # fmt: skip
 

@@ -74,7 +74,7 @@ async def test_resumed_training_of_an_agent_goes_on_as_if_never_stopped(
     tools: str, tmp_path: Path, one_thread: None
 ) -> None:
     whole, halved = tmp_path / "whole", tmp_path / "halved"
-    evaluation = {"every": 1, "few": 2}
+    evaluation = {"every": 1, "rows": 2}
     await train(agent_job(tools, evaluation=evaluation), whole, string_console())
     await train(agent_job(tools, evaluation=evaluation, steps=1), halved, string_console())
     await train(agent_job(tools, evaluation=evaluation), halved, string_console(), resume=True)
@@ -85,6 +85,6 @@ async def test_resumed_training_of_an_agent_goes_on_as_if_never_stopped(
 
 async def test_trained_agent_is_compared_with_the_model_before(tools: str, tmp_path: Path, one_thread: None) -> None:
     run = tmp_path / "run"
-    await train(agent_job(tools, steps=1, evaluation={"every": 0, "rows": 3}), run, string_console())
+    await train(agent_job(tools, steps=1, evaluation={"every": 0, "final_rows": 3}), run, string_console())
     comparison = await compare_run(run, None, None, string_console(), None)
     assert comparison.table

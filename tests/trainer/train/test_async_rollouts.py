@@ -158,7 +158,7 @@ async def test_unfinished_groups_are_drawn_again_after_a_stop_and_finished_rollo
 async def test_step_continues_with_fewer_groups_after_an_infrastructure_failure() -> None:
     tool, lost = BlockingTool(), task_order(1)[0]
     async with open_harness({name: blocking_turns(name) for name in NAMES if name != lost}, tool.block) as at:
-        run = QueueRun(at, tool, groups={"on_failure": "drop"})
+        run = QueueRun(at, tool, max_retries=0)
         for name in NAMES:
             tool.event(name).set()
         async with run.source:

@@ -39,7 +39,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_job(tools: str, mode: str, **more: Any) -> TrainSettings:
-    defaults = {"steps": STEPS, "prompts": PROMPTS, "n": N, "reward": SEVENTHS, "evaluation": {"every": 3, "few": 4}}
+    defaults = {"steps": STEPS, "prompts": PROMPTS, "n": N, "reward": SEVENTHS, "evaluation": {"every": 3, "rows": 4}}
     given = {"tools": tools, "mode": mode, "demo": {"kinds": ["fact"]}, "sampling": {"temperature": 1.5}}
     return small_job(**{**given, **defaults, **more})
 

@@ -56,6 +56,20 @@ async def test_a_job_in_order_has_no_findings(job: Job) -> None:
     require_ready(job)
 
 
+async def test_sglang_has_to_be_installed_where_it_is_to_be_started(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MTRL_SGLANG_PYTHON", "/nowhere/python")
+    missing = only(list(find_problems(with_settings(job, engine="sglang"))))
+    assert missing.grade == "wrong" and "cannot be executed" in missing.text and "install SGLang" in missing.remedy
+
+
+async def test_many_more_ranks_than_cores_are_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    crowded = job.settings.distributed.model_copy(update={"ranks": 8})
+    with pytest.raises(ConfigError, match="8`, but there is no GPU and there are 2 cores"):
+        require_ready(with_settings(job, distributed=crowded))
+    require_ready(with_settings(job, distributed=crowded.model_copy(update={"ranks": 4})))
+
+
 async def test_rows_without_the_truth_that_their_reward_needs_are_counted(job: Job) -> None:
     broken = only(list(find_problems(with_tasks(job, make_task(0, None), make_task(1, None)))))
     assert broken.grade == "wrong" and "'outcome' cannot score every row: the task has no right answer" in broken.text
@@ -78,7 +92,7 @@ async def test_a_limit_that_prompts_exceed_is_compared_with_the_longest_and_the_
 
 async def test_adapters_for_layers_that_the_model_lacks_are_refused_even_beside_ones_that_it_has(job: Job) -> None:
     targets = ("q_proj", "layers.0.mlp.up_proj", "v_porj", "nothing_like_it")
-    adapted = with_settings(job).settings.update.model_copy(update={"lora": LoraSettings(targets=targets)})
+    adapted = with_settings(job).settings.update.model_copy(update={"lora": LoraSettings(target_modules=targets)})
     settings = job.settings.model_copy(update={"update": adapted})
     misspelt, unknown = find_problems(replace(job, settings=settings))
     assert misspelt.grade == "wrong" and "the model has no layer 'v_porj'" in misspelt.text

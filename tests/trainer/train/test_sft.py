@@ -38,7 +38,7 @@ def trace(word: str) -> dict[str, Any]:
 
 
 WORDS = ("gnu", "cow", "hen", "elk", "yak", "bat")
-CONFIG = {"tools": [], "checkpoint": {"every": 1, "keep": 9}, "admission": {"writing": 2}}
+CONFIG = {"tools": [], "checkpoint": {"every": 1, "keep": 9}, "concurrency": {"running_requests": 2}}
 
 
 def write_job(**changes: Any) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def write_job(**changes: Any) -> tuple[str, ...]:
 
 
 def test_loss_is_that_of_the_assistants_tokens_and_falls(run: Run, model: Path) -> None:
-    job = write_job(curriculum={"shuffled": False})
+    job = write_job(curriculum={"shuffle": False})
     output = run(*job, "--model", model, "--epochs", "4", "--out", "runs/one")
     steps = read_metrics(Path("runs/one/metrics.jsonl"))
     assert len(steps) == 12 and "step 1 of 12; loss" in output
@@ -109,7 +109,7 @@ def test_source_of_traces_is_named_once_and_conditions_are_for_runs(run: Run, mo
 
 def test_rollouts_of_a_run_are_learned_with_its_model_and_tools(run: Run, model: Path) -> None:
     run(*write_job(), "--model", model, "--steps", "1", "--out", "runs/one")
-    Path("run.json").write_text(json.dumps({"admission": {"writing": 2}}))
+    Path("run.json").write_text(json.dumps({"concurrency": {"running_requests": 2}}))
     done = run("sft", "--config", "run.json", "--from", "runs/one", "--where", "calls > 0", "--out", "runs/two")
     assert "1 step is finished" in done
     first, second = (list(Rollouts(Path(name))) for name in ("runs/one", "runs/two"))

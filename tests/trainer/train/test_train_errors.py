@@ -68,9 +68,9 @@ def test_steps_before_one_without_scores_are_saved_and_the_resumed_run_trains_as
 )
 def test_failing_user_round_weights_end_the_run_which_resumes_once_fixed(run: Run, body: str, says: str) -> None:
     file = token_weights_file(body)
-    run_file = write_config(steps=1, algorithm={"name": "dapo", "credit": {"rounds": f"{file}:mine"}})
+    run_file = write_config(steps=1, algorithm={"name": "dapo", "credit": {"trained_turns": f"{file}:mine"}})
     output = run("--config", run_file, "--out", "r", code=2)
-    assert "mtrl-train: algorithm.credit.rounds: rollout 1-0-0/" in output and says in output
+    assert "mtrl-train: algorithm.credit.trained_turns: rollout 1-0-0/" in output and says in output
     assert "remedy: fix that function, then continue with --resume" in output and "Traceback" not in output
     assert len(Rollouts(Path("r"))) == 4, "what was over is saved"
     Path(file).write_text("def mine(ledger):\n    return ledger.mask\n")
@@ -154,13 +154,16 @@ def test_job_that_does_not_fit_into_memory_is_refused_with_the_setting_to_lower(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer.policy.memory_plan, "free_memory", lambda: 30_000_000)
-    large = {**SMALL["update"], "chunk": 65536}
+    large = {**SMALL["update"], "logits_chunk": 65536}
     output = run("--config", write_config(update=large), "--out", "r", code=2)
     assert "this run does not fit: memory: weights" in output
-    assert "remedy: lower `update.tokens` or" in output and "; lower `update.chunk` (logits" in output
+    assert (
+        "remedy: lower `update.micro_batch_tokens` or" in output and "; lower `update.logits_chunk` (logits" in output
+    )
     output = run("--config", write_config(update=large), "--dry-run", code=1)
     assert (
-        "it does not fit\n  remedy: lower `update.tokens` or" in output and "; lower `update.chunk` (logits" in output
+        "it does not fit\n  remedy: lower `update.micro_batch_tokens` or" in output
+        and "; lower `update.logits_chunk` (logits" in output
     )
     assert not Path("r").exists() and not Path("runs").exists()
 

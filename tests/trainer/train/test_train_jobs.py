@@ -49,7 +49,7 @@ async def test_gsm8k_job_trains_a_stand_in_of_the_same_architecture(
     values = load_run_file(name)
     values |= {"tools": str(ROOT / "tool_configs"), "model": str(save_tiny_model(tmp_path / "model", kind="qwen2"))}
     values |= {"data": str(tmp_path / "rows.jsonl"), "steps": 1, "prompts": 2, "n": 2}
-    values["evaluation"] |= {"data": str(tmp_path / "rows.jsonl"), "few": 2}
+    values["evaluation"] |= {"data": str(tmp_path / "rows.jsonl"), "rows": 2}
     values["limits"] |= {"turn_tokens": 16}
     settings = TrainSettings.model_validate(values)
     await train(settings, tmp_path / "run", Console(file=io.StringIO()))

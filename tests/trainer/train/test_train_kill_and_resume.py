@@ -26,7 +26,11 @@ LEAVE_S = 90.0
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("killed")
-    settings = small_job(steps=STEPS, demo={"kinds": ("fact",)}, update={"lr": 1e-3, "warmup": 1, "steps": STEPS})
+    settings = small_job(
+        steps=STEPS,
+        demo={"kinds": ("fact",)},
+        update={"lr": 1e-3, "warmup_steps": 1, "lr_scheduler": "linear", "decay_steps": STEPS},
+    )
     (place / "run.yaml").write_text(settings.model_dump_json())
     return place
 

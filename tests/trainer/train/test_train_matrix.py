@@ -82,18 +82,18 @@ JOB: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {
         "algorithm": {"name": "grpo", "kl": {"coefficient": 0.05, "estimator": "k3+"}},
-        "update": {"optimizer": "muon", "minibatches": 2, "tokens": 300},
+        "update": {"optimizer": "muon", "minibatches": 2, "micro_batch_tokens": 300},
     },
     "dr_grpo": {
         "algorithm": {
             "name": "dr_grpo",
-            "length": 40,
-            "credit": {"kind": "discounted", "discount": 0.9, "rounds": "last"},
+            "aggregate": 40,
+            "credit": {"kind": "discounted", "gamma": 0.9, "trained_turns": "last"},
         },
         "reward": {"components": {"right": {"function": "own.py:slowly"}, "long": {"function": "own.py:longer"}}},
     },
     "dapo": {
-        "algorithm": {"name": "dapo", "dynamic": True, "overlong": {"limit": 60, "margin": 50}},
+        "algorithm": {"name": "dapo", "dynamic_sampling": True, "overlong": {"limit": 60, "buffer": 50}},
         "reward": {"components": {"outcome": {"function": "outcome"}}},
         "update": {"minibatches": 2, "epochs": 2},
     },
@@ -102,16 +102,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "algorithm": {
             "name": "rloo",
             "credit": {"kind": "scores"},
-            "kl": {"coefficient": 0.05, "estimator": "k1", "place": "reward"},
+            "kl": {"coefficient": 0.05, "estimator": "k1", "in_reward": True},
         },
         "update": {"minibatches": 2},
     },
     "reinforce_pp": {
-        "algorithm": {"name": "reinforce_pp", "credit": {"kind": "gae", "trust": 0.9}},
+        "algorithm": {"name": "reinforce_pp", "credit": {"kind": "gae", "lam": 0.9}},
         "update": {"critic": {"lr": 1e-3}, "epochs": 2},
     },
     "reinforce_pp_baseline": {
-        "algorithm": {"name": "reinforce_pp_baseline", "overlong": {"limit": 60, "margin": 50}},
+        "algorithm": {"name": "reinforce_pp_baseline", "overlong": {"limit": 60, "buffer": 50}},
         "update": {"optimizer": "muon", "epochs": 2},
     },
     "gspo": {
@@ -123,18 +123,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "algorithm": {
             "name": "cispo",
             "mismatch": {"reject": "token"},
-            "credit": {"kind": "turns", "rounds": "own.py:halves"},
+            "credit": {"kind": "turns", "trained_turns": "own.py:halves"},
         },
-        "update": {"checkpointing": True},
+        "update": {"gradient_checkpointing": True},
     },
     "bfloat16": {"engine_dtype": "bfloat16", "update": {"minibatches": 2}},
-    "drop": {"demo": {"kinds": ["sum"]}, "groups": {"on_failure": "drop"}, "sampling": {"temperature": 1.5}},
-    "rest": {"demo": {"kinds": ["sum"]}, "groups": {"on_failure": "rest"}, "sampling": {"temperature": 1.5}},
+    "no retries": {"demo": {"kinds": ["sum"]}, "max_retries": 0, "sampling": {"temperature": 1.5}},
     "stages": {"curriculum": {"stages": [{"tools": ["look_up"], "until": {"step": 1}}, {"interaction": "judge"}]}},
     "success": {
-        "curriculum": {
-            "stages": [{"until": {"success": 0.01, "over": 1}}, {"tools": ["look_up"], "interaction": "judge"}]
-        }
+        "curriculum": {"stages": [{"until": {"success": 0.01}}, {"tools": ["look_up"], "interaction": "judge"}]}
     },
 }
 

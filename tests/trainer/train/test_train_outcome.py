@@ -29,8 +29,8 @@ HABIT_JOB: dict[str, Any] = {
     "n": 8,
     "demo": {"kinds": ("fact",)},
     "record": False,
-    "update": {"lr": 8e-4, "warmup": 2, "steps": 16, "floor": 0.1},
-    "evaluation": {"every": 16, "few": 60, "rows": 60},
+    "update": {"lr": 8e-4, "warmup_steps": 2, "lr_scheduler": "linear", "decay_steps": 16, "min_lr_ratio": 0.1},
+    "evaluation": {"every": 16, "rows": 60, "final_rows": 60},
     "checkpoint": {"every": 16},
 }
 REFERENCE_JOB: dict[str, Any] = {
@@ -39,7 +39,7 @@ REFERENCE_JOB: dict[str, Any] = {
     "record": False,
     "reward": {"components": {"sevenths": {"function": f"{Path(__file__).parent}/sevenths.py:sevenths"}}},
     "limits": SMALL["limits"] | {"turn_tokens": 16},
-    "update": {"lr": 1e-2, "warmup": 1, "steps": 8, "epochs": 2},
+    "update": {"lr": 1e-2, "warmup_steps": 1, "lr_scheduler": "linear", "decay_steps": 8, "epochs": 2},
     "evaluation": {"every": 0},
 }
 LOSSES = [-0.0635213, 0.0022859, -0.0620649, -0.0224107, -0.0050541, -0.0055789, -0.0162345, -0.0510751]

@@ -144,11 +144,13 @@ def test_memory_plan_estimates_image_activations(kind: Path) -> None:
         seen = family.encode(policy.model.get_submodule(family.vision_module), shown.pixels, torch.tensor([shown.grid]))
     estimate = vision_bytes_per_token(policy.model, UpdateSettings()) * shown.token_count
     assert seen.features_FD.requires_grad and 0.6 * estimate < sum(kept.values()) < 1.3 * estimate
-    assert vision_bytes_per_token(policy.model, UpdateSettings(checkpointing=True)) * shown.token_count < estimate
-    assert vision_bytes_per_token(policy.model, UpdateSettings(vision="frozen")) == 0
+    assert (
+        vision_bytes_per_token(policy.model, UpdateSettings(gradient_checkpointing=True)) * shown.token_count < estimate
+    )
+    assert vision_bytes_per_token(policy.model, UpdateSettings(freeze_vision=True)) == 0
     settings = TrainSettings(model=str(kind), steps=1)
     plan = str(plan_memory(settings, kind))
     assert re.search(r"\(plus 0\.0\d+ MiB in the vision encoder for each image token\)", plan), plan
     assert "in the vision encoder" not in str(
-        plan_memory(settings.model_copy(update={"update": UpdateSettings(vision="frozen")}), kind)
+        plan_memory(settings.model_copy(update={"update": UpdateSettings(freeze_vision=True)}), kind)
     )

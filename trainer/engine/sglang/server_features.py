@@ -76,7 +76,7 @@ class ServerFeatures:
         if self.supports_images and not self.vision_cache_off:
             notes.append(
                 "keeps vision encoder outputs across weight updates, unless it was started with"
-                f" {VISION_CACHE_VARIABLE}=0: start it so if the vision encoder is trained (`update.vision`)"
+                f" {VISION_CACHE_VARIABLE}=0: start it so if the vision encoder is trained (`update.freeze_vision`)"
             )
         if not self.seeded:
             notes.append("samples without seeds: runs are not reproducible to the bit")

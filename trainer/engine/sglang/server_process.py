@@ -103,7 +103,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 MEMORY_REMEDY = (
     "it ran out of memory; give it less cache (`serving: {options: [--mem-fraction-static, '0.7']}`, on a CPU"
-    " `--max-total-tokens`), or fewer requests at once (`admission: {writing: 32}`)"
+    " `--max-total-tokens`), or fewer requests at once (`admission: {running_requests: 32}`)"
 )
 
 
