@@ -147,16 +147,37 @@ def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
     return low
 
 
-def split_micro_batches(sizes: Sequence[int], max_tokens: int) -> Iterator[slice]:
-    """Groups neighbours with at most `max_tokens` together; a longer row is alone."""
-    start, tokens = 0, 0
-    for index, size in enumerate(sizes):
-        if index > start and tokens + size > max_tokens:
-            yield slice(start, index)
-            start, tokens = index, 0
-        tokens += size
-    if sizes:
-        yield slice(start, len(sizes))
+SHARED_COST = 8
+"""A token of a shared prefix costs the first row its whole memory, and each further one this part of it: attention."""
+
+
+def split_micro_batches(ids: Ids, groups: Sequence[int], max_tokens: int) -> Iterator[slice]:
+    """Splits rows, of which neighbours are siblings, into micro-batches of at most `max_tokens`; a longer row is alone.
+
+    Cuts between groups where it can: siblings that are apart compute their prefix twice.
+    """
+    start, tokens, row = 0, 0, 0
+    while row < len(ids):
+        end = next((other for other in range(row, len(ids)) if groups[other] != groups[row]), len(ids))
+        if tokens and tokens + sum(_count_new(ids, start, row, other) for other in range(row, end)) > max_tokens:
+            yield slice(start, row)
+            start, tokens = row, 0
+        for other in range(row, end):
+            cost = _count_new(ids, start, row, other)
+            if other > start and tokens + cost > max_tokens:
+                yield slice(start, other)
+                start, tokens, cost = other, 0, len(ids[other])
+            tokens += cost
+        row = end
+    if start < len(ids):
+        yield slice(start, len(ids))
+
+
+def _count_new(ids: Ids, start: int, group: int, row: int) -> int:
+    """What a row adds to the micro-batch that begins at `start`, after its siblings, the first of which is `group`."""
+    earlier = range(max(start, min(group, row - 1)), row)
+    shared = max((_common_length(ids[other], ids[row]) for other in earlier), default=0)
+    return len(ids[row]) - shared + shared // SHARED_COST
 
 
 def split_evenly(rows: int, parts: int) -> Iterator[slice]:
@@ -216,7 +237,10 @@ class DealtBatch:
 def deal_batches(rows: Sequence[BatchRow], ranks: Ranks, max_tokens: int) -> tuple[list[DealtBatch], DealtRows]:
     """This rank's micro-batches, and the shares of all ranks."""
     dealt = deal_rows([row.ids for row in rows], [row.group for row in rows], ranks.shares)
-    parts = [list(split_micro_batches([len(rows[index].ids) for index in share], max_tokens)) for share in dealt.shares]
+    parts = [
+        list(split_micro_batches([rows[row].ids for row in share], [rows[row].group for row in share], max_tokens))
+        for share in dealt.shares
+    ]
     own = dealt.shares[ranks.share]
     batches = [DealtBatch(pack([rows[index] for index in own[part]]), tuple(own[part])) for part in parts[ranks.share]]
     missing = max(map(len, parts)) - len(batches)

@@ -25,6 +25,7 @@ from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
 from trainer.policy.settings import PolicyError
+from trainer.policy.update_threads import choose_threads, use_threads
 
 
 @torch.no_grad()
@@ -187,17 +188,32 @@ class PolicyUpdater:
         self._passes, self._passed_tokens, self._total_passes = 0, 0, 0
         self.pending_notes: list[str] = []
         """Messages for the operator that are not yet printed."""
+        self._threads = self._choose_threads()
         self.last_rows: tuple[BatchRow, ...] = ()
         """All rows of the latest batch with their advantages, including those without a gradient."""
         self.last_trained: tuple[BatchRow, ...] = ()
         """Those that have a gradient."""
+
+    def _choose_threads(self) -> int:
+        """The threads of an update; a rank and a process with a GPU have one."""
+        policy, given = self._policy, self._policy.settings.threads
+        if self._ranks.size > 1 or policy.device.type != "cpu":
+            return torch.get_num_threads()
+        if given is not None:
+            return given
+        embedding: Any = policy.model.get_input_embeddings()
+        width = int(embedding.weight.shape[1])
+        threads = choose_threads(policy.model.num_parameters(), width)
+        if threads > 1:
+            self.pending_notes.append(f"updates use {threads} threads, which are faster here (`update.threads`)")
+        return threads
 
     def train_step(self, train_batch: TrainBatch) -> dict[str, float]:
         """Makes a training step and returns its metrics. A batch without a gradient changes nothing.
 
         Errors about numbers that are not finite name the rollout.
         """
-        with self._undone_on_error():
+        with self._undone_on_error(), use_threads(self._threads):
             means, step_means = MetricMeans(), MetricMeans()
             advantages = self._compute_advantages(train_batch, step_means)
             self.last_rows, self.last_trained = advantages.all_rows, advantages.rows

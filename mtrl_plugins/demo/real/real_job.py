@@ -61,9 +61,11 @@ class Size:
     """How much is sampled and trained."""
 
     held_out: int = 200
-    sampled: int = 240
+    sampled: int = 480
     """Problems that are sampled with examples, each once."""
-    start_epochs: int = 2
+    temperature: float = 0.5
+    """At which they are sampled: at 1, a fifth of the answers is right, and most of those need no tool."""
+    start_epochs: int = 6
     start_batch: int = 16
     steps: int = 25
     prompts: int = 6
@@ -132,7 +134,8 @@ class RealJob:
             count = self.size.sampled if data == "train" else self.size.held_out
             done.parent.mkdir(parents=True, exist_ok=True)
             with measure_cost() as cost:
-                settings = self._settings(model=str(model), evaluation={"data": rows, "rows": count})
+                warmth = {"temperature": self.size.temperature if data == "train" else 1.0}
+                settings = self._settings(model=str(model), evaluation={"data": rows, "rows": count}, sampling=warmth)
                 found = await self._play(settings, done.parent, name, greedy=greedy)
             write_atomically(done, json.dumps({**summarize(found), **cost}).encode())
         return {name: json.loads(done.read_text())}
