@@ -207,7 +207,7 @@ def run_with_faults(
     settings = yaml.safe_load(JOB.read_text()) | {"tools": str(tools), "engine": "sglang"}
     settings |= {"mcp": str(ROOT / "mcp_servers.json"), "record": False, **(changes or {})}
     settings["evaluation"] = settings["evaluation"] | {"every": 0, "after": False}  # Its calls are in no rollout.
-    settings["limits"] = settings["limits"] | {"wall_s": WALL_S}
+    settings["limits"] = settings["limits"] | {"timeout_s": WALL_S}
     settings |= {} if steps is None else {"steps": steps}
     file.write_text(yaml.safe_dump(settings))
     began = time.monotonic()
@@ -341,7 +341,7 @@ def describe_environment() -> dict[str, str]:
         f"Python {platform.python_version()}, SGLang {TESTED[0]}, mtrl {version('mtrl-rl')}, torch {version('torch')}"
     )
     machine = f"{os.cpu_count()} cores, {platform.machine()}; load {os.getloadavg()[0]:.1f} in the end"
-    job_limit = yaml.safe_load(JOB.read_text())["limits"]["wall_s"]
+    job_limit = yaml.safe_load(JOB.read_text())["limits"]["timeout_s"]
     limits = f"a rollout of either run may take {WALL_S} s instead of the job's {job_limit}, to include server restarts"
     return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": versions, "limits": limits}
 

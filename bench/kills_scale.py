@@ -175,7 +175,7 @@ def write_files(folder: Path, machines: tuple[Machine, Machine], steps: int) -> 
     settings = small_job(
         steps=steps, demo={"kinds": ("fact",)}, record=False, prompts=2, n=4, evaluation={"every": 0},
         tools=f"http://{second.address}:{GATEWAY_PORT}", engine=f"http://{second.address}:{SERVER_PORT}",
-        serving={"weight_sync": "disk", "folder": str(folder / "weights")}, checkpoint={"every": 1},
+        serving={"weight_sync": f"disk:{folder / 'weights'}"}, checkpoint={"every": 1},
         rollout={"listen": f"{first.address}:{WORKERS_PORT}", "heartbeat_timeout_s": 10.0},
         limits={"assistant_turns": 4, "user_turns": 2, "tool_calls": 4, "turn_tokens": 24, "rollout_tokens": 160,
                 "timeout_s": 300}, update={"lr": 1e-3, "warmup_steps": 1, "lr_scheduler": "linear"},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
@@ -38,6 +38,12 @@ class FrozenModel(BaseModel):
     def kind_of(cls, value: object) -> type[BaseModel]:
         """The model that reads a value: this one, unless the value names one of several."""
         return cls
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some values changed, unchecked but for their names: pydantic adds unknown ones in silence."""
+        if self.model_config.get("extra") == "forbid" and (unknown := {*(update or ())} - {*type(self).model_fields}):
+            raise AttributeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        return super().model_copy(update=update, deep=deep)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         # Strings are left out, because any of them may come from the environment.

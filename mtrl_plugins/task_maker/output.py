@@ -27,7 +27,7 @@ limits: {{assistant_turns: {turns}, tool_calls: {turns}, turn_tokens: 512, rollo
 algorithm: {{name: dapo}}
 """
 """The run file beside the tasks."""
-EVALUATION = "evaluation: {{data: {held_out}, every: 10, few: 50, rows: 300}}\n"
+EVALUATION = "evaluation: {{data: {held_out}, every: 10, rows: 50, final_rows: 300}}\n"
 """Its last line, where tasks are held out."""
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.load import load_config
+from gateway.config.models import ResultLimit
 from gateway.errors import ConfigErrors
 
 COMPLETE_FILE: dict[str, Any] = {
@@ -64,3 +66,8 @@ def test_unknown_key_is_reported_with_its_path(
     except ConfigErrors as errors:
         problems = {(error.field, error.problem) for error in errors.errors}
     assert (f"{label}.{key}".removeprefix("."), "unknown key") in problems
+
+
+def test_a_copy_of_settings_cannot_have_a_name_that_they_lack() -> None:
+    with pytest.raises(AttributeError, match="ResultLimit has no characters_at_most"):
+        ResultLimit().model_copy(update={"characters_at_most": 5})

@@ -154,7 +154,7 @@ async def rehearse(job: Job) -> list[Finding]:
         job.make_runner(ScriptedEngine(_make_script(job, tool, specs)), NullObserver()),
         limits=limits.model_copy(
             update={
-                "wall_s": min(limits.timeout_s, WALL_S),
+                "timeout_s": min(limits.timeout_s, WALL_S),
                 "assistant_turns": min(limits.assistant_turns, MAX_TURNS),
             }
         ),

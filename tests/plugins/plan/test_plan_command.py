@@ -198,7 +198,7 @@ def test_plan_needs_no_run_and_says_what_it_assumes(run: RunCommand, tmp_path: P
     settings: dict[str, Any] = {"model": str(model), "data": "x", "prompts": 4, "n": 2}
     Path("run.yaml").write_text(json.dumps(settings))
     assert "no run was measured: assumed are" in plan(run, "run.yaml", "--gpus", 2)
-    for name, value in {"tensor": 2, "offload": True}.items():
+    for name, value in {"tensor_parallel": 2, "offload": True}.items():
         Path("run.yaml").write_text(json.dumps({**settings, "distributed": {name: value}}))
         assert f"distributed.{name}: plans know no" in plan(run, "run.yaml", "--gpus", 2, code=2)
 

@@ -32,17 +32,20 @@ KL = {"coefficient": 0.1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo, KL in the loss, two epochs of two minibatches": (
         {"kl": {**KL, "in_reward": False}},
-        {"minibatches": 2, "epochs": 2, "tokens": 64},
+        {"minibatches": 2, "epochs": 2, "micro_batch_tokens": 64},
     ),
-    "dapo, KL in the reward": ({"name": "dapo", "kl": {**KL, "in_reward": True}}, {"tokens": 96}),
+    "dapo, KL in the reward": ({"name": "dapo", "kl": {**KL, "in_reward": True}}, {"micro_batch_tokens": 96}),
     "gspo, LoRA, KL in the loss": ({"name": "gspo", "kl": {**KL, "in_reward": False}}, {"lora": {"rank": 4}}),
-    "reinforce_pp, gae": ({"name": "reinforce_pp", "credit": {"kind": "gae"}}, {"critic": {}, "tokens": 64}),
-    "rloo, gradient checkpointing": ({"name": "rloo"}, {"checkpointing": True}),
-    "dr_grpo": ({"name": "dr_grpo"}, {"tokens": 96}),
-    "images": ({"name": "grpo"}, {"tokens": 48}),
+    "reinforce_pp, gae": (
+        {"name": "reinforce_pp", "credit": {"kind": "gae"}},
+        {"critic": {}, "micro_batch_tokens": 64},
+    ),
+    "rloo, gradient checkpointing": ({"name": "rloo"}, {"gradient_checkpointing": True}),
+    "dr_grpo": ({"name": "dr_grpo"}, {"micro_batch_tokens": 96}),
+    "images": ({"name": "grpo"}, {"micro_batch_tokens": 48}),
     "images, every second step without any, gae": (
         {"name": "reinforce_pp", "credit": {"kind": "gae"}},
-        {"critic": {}, "tokens": 48},
+        {"critic": {}, "micro_batch_tokens": 48},
     ),
 }
 NOISY = {"mismatch/mean", "mismatch/kl", "mismatch/max", "kl/old", "kl/reference"}

@@ -88,7 +88,7 @@ os._exit(follow.main())
 
 def open_updater(channel: LeaderChannel | None, model: Path, **update: Any) -> tuple[Policy, PolicyUpdater]:
     algorithm = AlgorithmSettings.model_validate({"name": "grpo", "kl": {"coefficient": 0.1, "in_reward": False}})
-    settings = UpdateSettings.model_validate({"lr": LEARNING_RATE, "tokens": 96, **update})
+    settings = UpdateSettings.model_validate({"lr": LEARNING_RATE, "micro_batch_tokens": 96, **update})
     return make_updater(channel, model, algorithm, settings)
 
 

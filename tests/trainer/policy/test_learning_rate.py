@@ -22,10 +22,10 @@ def test_larger_models_get_smaller_rates_and_adapters_larger_ones() -> None:
 
 
 def test_a_chosen_rate_is_warmed_up_and_one_that_is_set_only_on_request() -> None:
-    assert choose_rates(UpdateSettings(), SIZES[0]).warmup == 10
-    assert choose_rates(UpdateSettings(), SIZES[0], steps=25).warmup == 3, "at most a tenth of the run"
-    assert choose_rates(UpdateSettings(lr=1e-3), SIZES[0]).warmup == 0
-    assert choose_rates(UpdateSettings(warmup_steps=4), SIZES[0]).warmup == 4
+    assert choose_rates(UpdateSettings(), SIZES[0]).warmup_steps == 10
+    assert choose_rates(UpdateSettings(), SIZES[0], steps=25).warmup_steps == 3, "at most a tenth of the run"
+    assert choose_rates(UpdateSettings(lr=1e-3), SIZES[0]).warmup_steps == 0
+    assert choose_rates(UpdateSettings(warmup_steps=4), SIZES[0]).warmup_steps == 4
     chosen = choose_rates(UpdateSettings(), SIZES[0])
     assert learning_rate_factor(0, chosen) == pytest.approx(0.1) and learning_rate_factor(9, chosen) == 1.0
 
@@ -41,5 +41,6 @@ def test_shipped_jobs_name_their_rate_which_is_a_usual_one(name: str) -> None:
 
 def test_a_resumed_run_keeps_the_rates_that_it_was_started_with() -> None:
     saved = choose_rates(UpdateSettings(critic=CriticSettings()), SIZES[1], steps=50)
-    assert keep_rates(UpdateSettings(critic=CriticSettings()), saved) == saved
+    assert saved.decay_steps == 50, "by default the last step of the run"
+    assert keep_rates(UpdateSettings(critic=CriticSettings()), saved) == saved, "also if it goes on for more steps"
     assert keep_rates(UpdateSettings(lr=3e-4), saved).lr == 3e-4, "what is set is compared, and refused"

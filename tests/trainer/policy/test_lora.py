@@ -36,7 +36,7 @@ def train_steps(policy: Policy, steps: int) -> Policy:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_only_adapters_change(folder: Path, checkpointing: bool) -> None:
-    policy = Policy.load(folder, UPDATE.model_copy(update={"checkpointing": checkpointing}), "cpu")
+    policy = Policy.load(folder, UPDATE.model_copy(update={"gradient_checkpointing": checkpointing}), "cpu")
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
     train_steps(policy, 2)
     changed = {name for name, value in policy.model.state_dict().items() if not torch.equal(value, before[name])}

@@ -87,8 +87,8 @@ def test_planned_pass_is_close_to_the_real_one(checkpointing: bool) -> None:
 @pytest.mark.parametrize(
     ("update", "first"),
     [
-        ({"tokens": 10**9}, "lower `update.micro_batch_tokens` or set `update.gradient_checkpointing`"),
-        ({"tokens": 10**9, "checkpointing": True}, "lower `update.micro_batch_tokens`;"),
+        ({"micro_batch_tokens": 10**9}, "lower `update.micro_batch_tokens` or set `update.gradient_checkpointing`"),
+        ({"micro_batch_tokens": 10**9, "gradient_checkpointing": True}, "lower `update.micro_batch_tokens`;"),
         ({}, "lower `concurrency.running_requests` or `limits.rollout_tokens`"),
     ],
 )

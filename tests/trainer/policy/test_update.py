@@ -142,9 +142,9 @@ def test_several_optimizer_steps_recompute_logprobs_if_the_engine_is_not_exact()
     assert max_difference(policy, train_one_step(example_batch(tiny_model(), groups=3), epochs=2)[0]) < 1e-6
 
 
-@pytest.mark.parametrize("place", ["loss", "reward"])
-def test_reference_kl_is_measured_and_limits_the_policy(place: str) -> None:
-    kl = KLSettings(coefficient=50.0, estimator="k2", in_reward=place)  # type: ignore[arg-type]
+@pytest.mark.parametrize("in_reward", [False, True])
+def test_reference_kl_is_measured_and_limits_the_policy(in_reward: bool) -> None:
+    kl = KLSettings(coefficient=50.0, estimator="k2", in_reward=in_reward)
     train_batch = example_batch(tiny_model(), groups=3)
     policy = Policy(tiny_model(), UpdateSettings(lr=1e-2))
     updater = PolicyUpdater(
@@ -156,7 +156,7 @@ def test_reference_kl_is_measured_and_limits_the_policy(place: str) -> None:
     for _ in range(3):
         without_kl.train_step(train_batch)
     assert policy.steps == 4
-    if place == "loss":
+    if not in_reward:
         kl_before = updater.train_step(train_batch)["kl/reference"]
         for _ in range(5):
             kl_after = updater.train_step(train_batch)["kl/reference"]

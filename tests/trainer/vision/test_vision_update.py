@@ -98,11 +98,11 @@ def test_packed_rows_have_the_gradient_of_single_rows(kind: Path) -> None:
     ("settings", "learns"),
     [
         ({}, True),
-        ({"vision": "frozen"}, False),
+        ({"freeze_vision": True}, False),
         ({"lora": {"rank": 2}}, False),
-        ({"lora": {"rank": 2}, "vision": "trained"}, True),
+        ({"lora": {"rank": 2}, "freeze_vision": False}, True),
         ({"optimizer": "muon"}, True),
-        ({"checkpointing": True}, True),
+        ({"gradient_checkpointing": True}, True),
     ],
 )
 async def test_vision_encoder_trains_if_configured(
