@@ -29,7 +29,7 @@ def count_computed(rows: Sequence[BatchRow], max_tokens: int, share_prefixes: bo
     if not share_prefixes:
         return (everything := sum(len(row.ids) for row in rows), everything)
     layer_tokens = logit_tokens = 0
-    for part in split_micro_batches([len(row.ids) for row in rows], max_tokens):
+    for part in split_micro_batches([row.ids for row in rows], [row.group for row in rows], max_tokens):
         node_T, nodes = _forest_nodes(rows[part])
         trained_T = torch.tensor([weight > 0 for row in rows[part] for weight in row.weights])
         layer_tokens += nodes

@@ -64,7 +64,7 @@ async def _evaluate_with(run: Path, show: Show, rows: int | None) -> Evaluation:
                 greedy = Sampling(temperature=0, banned_ids=template.banned_ids)
                 runner = RolloutRunner(engine, template, gateway, settings.limits, greedy)
                 tasks = DemoTasks(load_demo("sight"), HELD_OUT_SEED, rows or settings.evaluation.final_rows, "held_out")
-                return await evaluate(runner, Scorer(settings.reward), tasks, settings.concurrency, "kind")
+                return await evaluate(runner, Scorer(settings.reward), tasks, settings.concurrency)
 
 
 def _write_tool_files(folder: Path, show: Show) -> dict[str, object]:

@@ -96,7 +96,7 @@ def test_installed_demo_has_its_tools_in_an_empty_folder(installed: Path, tmp_pa
 import anyio
 from trainer.setup import make_gateway
 from trainer.cli.train_command import _load_run_settings
-settings, name = _load_run_settings({"model": None, "data": None, "environment": None}, None, resume=False)
+settings, name = _load_run_settings({"model": None, "data": None, "environment": None}, None, [], resume=False)
 async def main():
     async with make_gateway(settings) as gateway:
         print(settings.tools, sorted(spec.name for spec in gateway.specs))

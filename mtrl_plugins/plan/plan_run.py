@@ -64,7 +64,7 @@ class PlannedRun:
 
 def plan_run(settings: TrainSettings, model: Path, runs: Sequence[Path], options: PlanOptions) -> PlannedRun:
     """Simulates a run on devices. Raises ConfigError for what cannot be planned."""
-    for name in ("tensor", "offload"):
+    for name in ("tensor_parallel", "offload"):
         if getattr(settings.distributed, name) != DistributedSettings.model_fields[name].default:
             problem = "plans know no tensor parallelism of the trainer and no offloading to the host's memory"
             raise ConfigError(problem, field=f"distributed.{name}", remedy="leave it out to plan the run without it")

@@ -20,7 +20,6 @@ from gateway.media.sniff import to_data_uri
 from gateway.types import Image
 from tests.sample_images import SVG, animation, decode, decompression_bomb, encode, plain_image, png, truncated_png
 from trainer.data import load_rows
-from trainer.rollout.settings import ColumnSettings
 from trainer.rollout.task import Task
 
 RED, BLUE = png(color="red"), png(color="blue")
@@ -120,7 +119,6 @@ def test_image_tables_of_other_libraries_are_read(tmp_path: Path) -> None:
 def test_video_is_shown_as_frames() -> None:
     film = animation("GIF", 12)
     assert len(one({"prompt": "<video>?", "videos": [film]}).media) == 8
-    assert len(one({"prompt": "<video>?", "videos": [film]}, columns=ColumnSettings(video_frames=3)).media) == 3
     assert len(one({"prompt": "<video>?", "videos": [{"video": film, "nframes": 2}]}).media) == 2
     assert len(one({"prompt": "<video>?", "videos": [{"video": film, "fps": 5}]}).media) == 6
     frames = one({"prompt": "<image>, <video>?", "images": [JPEG], "videos": [{"video": [RED, BLUE]}]})

@@ -69,7 +69,7 @@ async def joined(folder: Path, *fakes: Fake, is_local: bool = True) -> AsyncIter
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(opened(*fakes))
         client = await stack.enter_async_context(DirectClient())
-        job = make_worker_job(settings, model, template, "kind", engine, PATIENCE_S)
+        job = make_worker_job(settings, model, template, engine, PATIENCE_S)
         assert job.is_direct
         own, theirs = [LineChannel(stream) for stream in await connect(stack)]
         stack.push_async_callback(own.close)

@@ -146,7 +146,10 @@ def test_damaged_shards_are_refused_and_nothing_in_them_is_executed(
         train(None, saved.model, "lora", folder, range(0))
 
 
-def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error(tmp_path: Path) -> None:
+def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.distributed.lead.DISK_TIMEOUT_S", PATIENCE_S)
     broken: Future[dict[str, str]] = Future()
     broken.set_exception(RuntimeError("Connection closed by peer [127.0.0.1]:1"))
     store, names = HashStore(), {rank: f"rank {rank} (m)" for rank in range(4)}
@@ -157,10 +160,9 @@ def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error(t
         wait_for_shards(broken, tmp_path, channel)
 
 
-def make_channel(store: HashStore, names: dict[int, str], disk_timeout_s: float = PATIENCE_S) -> LeaderChannel:
-    settings = DistributedSettings(disk_timeout_s=disk_timeout_s)
+def make_channel(store: HashStore, names: dict[int, str]) -> LeaderChannel:
     ranks: Any = SimpleNamespace(
-        rank=1, size=len(names), settings=settings, side_store=store, watchdog=Watchdog(store, 0)
+        rank=1, size=len(names), settings=DistributedSettings(), side_store=store, watchdog=Watchdog(store, 0)
     )
     return LeaderChannel(ranks, dict, names)
 
