@@ -122,7 +122,7 @@ class TrainGroup(PluginGroup):
                 break
             is_taken = any(pattern.fullmatch(word) for pattern in patterns) and not is_value
             (ctx.obj if is_taken else words).append(word)
-        return super().parse_args(ctx, words)
+        return super().parse_args(ctx, words or ["--"] * bool(ctx.obj))  # no words at all are a wish for help
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Says which option a word belongs to that is no command: a run's folder, or a run file."""

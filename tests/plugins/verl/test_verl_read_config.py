@@ -275,4 +275,4 @@ def test_verl_keys_are_accepted_beside_options(run: RunCommand, write: Write) ->
     expected = run("--out", "runs/a=b", "--verl-config", "run.sh", "data.truncation=left", "--dry-run", code=2).output
     assert "the command line: data.truncation: a truncated prompt" in expected
     assert "cannot be combined with --config, --resume" in run("--verl-config", "run.sh", "--resume", code=2).output
-    assert "No such command" in run("data.seed=1", code=2).output
+    assert "`data` is no section there" in run("data.seed=1", code=2).output, "without the option it is of our settings"
