@@ -100,7 +100,7 @@ def test_best_step_of_a_run_is_exported_by_name(start: Path, tmp_path: Path) -> 
         run, "--best", "--out", tmp_path / "none", code=2
     )
     BestCheckpoint(run).record(1, 0.5)
-    assert "after 1 steps" in export(run, "--best", "--out", tmp_path / "best")
+    assert "after 1 step" in export(run, "--best", "--out", tmp_path / "best")
     latest = export(run, "--out", tmp_path / "latest")
     assert "after 3 steps" in latest and "step 1 was better in the run's evaluations (0.500); --best" in latest
     assert not (tmp_path / "none").exists()
@@ -127,7 +127,7 @@ def test_transformers_loads_the_export_and_computes_the_trained_models_logits(
     runs: dict[str, Path], start: Path, tmp_path: Path, kind: str, ranks: int
 ) -> None:
     run, out = runs[f"{kind}-{ranks}"], tmp_path / "exported"
-    assert "after 1 steps, in bfloat16" in export(run, "--out", out)
+    assert "after 1 step, in bfloat16" in export(run, "--out", out)
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.dtype == torch.bfloat16
     assert torch.equal(logits(model), trained_logits(run, start, kind))
@@ -142,7 +142,7 @@ def test_transformers_loads_the_export_and_computes_the_trained_models_logits(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_peft_loads_the_exported_adapters(runs: dict[str, Path], start: Path, tmp_path: Path, ranks: int) -> None:
     run, out = runs[f"lora-{ranks}"], tmp_path / "adapter"
-    assert "the adapters, after 1 steps" in export(run / "checkpoints/000001", "--adapter", "--out", out)
+    assert "the adapters, after 1 step" in export(run / "checkpoints/000001", "--adapter", "--out", out)
     assert not (out / "model.safetensors").exists()
     base = AutoModelForCausalLM.from_pretrained(start)
     loaded = PeftModel.from_pretrained(base, str(out)).merge_and_unload()
