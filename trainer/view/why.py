@@ -49,7 +49,8 @@ def _explain_untrained_rollout(rollout: Rollout, credits: CreditReader) -> str:
     if step > max(steps):
         return f"step {step}, for which it was collected, has not trained on it yet"
     if step in steps:
-        return f"step {step} did not train on its group, which had no signal and was replaced (dynamic sampling)"
+        replaced = "had no signal and was replaced (`algorithm.dynamic_sampling`)"
+        return f"step {step} did not train on its group, which {replaced}"
     return ""
 
 

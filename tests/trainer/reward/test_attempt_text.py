@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.native.base import ToolResponse
 from mtrl_plugins.swift.orm import reward_arguments
 from mtrl_plugins.verl.reward_function import score_arguments
 from tests.trainer.conversations import make_template
@@ -33,9 +34,9 @@ TURNS = (
 """Turns whose text a parser changes: white space, a call, and a closing tag without an opening one."""
 
 
-def add(a: int, b: int) -> tuple[str, float]:
+def add(a: int, b: int) -> tuple[ToolResponse, float]:
     """Adds."""
-    return str(a + b), 0.0
+    return ToolResponse(text=str(a + b)), 0.0
 
 
 def silent(a: int) -> str:

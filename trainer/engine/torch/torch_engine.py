@@ -15,7 +15,7 @@ from gateway.types import Image
 from trainer.engine.base import Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
 from trainer.engine.torch.continuous_batch import ContinuousBatch
 from trainer.engine.torch.dense_model import DenseModel, DenseVisionModel, unsupported_reason
-from trainer.engine.torch.hf_model import HFModel
+from trainer.engine.torch.kv_cache import ModelRunner
 from trainer.engine.torch.sequence import Decode, SequenceState
 from trainer.engine.torch.weights import Holding
 from trainer.vision.image_processor import ImageProcessor, PreparedPrompt, VisionError
@@ -48,13 +48,14 @@ class TorchEngine:
         holding: Holding = "copied",
     ) -> None:
         reason = unsupported_reason(model)
-        self._model = (
-            HFModel(model, reason)
-            if reason
-            else DenseVisionModel(model, image_processor.family, holding)
-            if image_processor
-            else DenseModel(model, holding)
-        )
+        if reason:
+            from trainer.engine.torch.hf_model import HFModel  # the few models that the engine's own layers do not fit
+
+            self._model: ModelRunner = HFModel(model, reason)
+        elif image_processor:
+            self._model = DenseVisionModel(model, image_processor.family, holding)
+        else:
+            self._model = DenseModel(model, holding)
         self._image_processor = None if reason else image_processor
         self._batch = ContinuousBatch(self._model, max_sequences, cache_bytes, decode)
         self._decode = decode
