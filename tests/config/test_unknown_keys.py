@@ -70,4 +70,4 @@ def test_unknown_key_is_reported_with_its_path(
 
 def test_a_copy_of_settings_cannot_have_a_name_that_they_lack() -> None:
     with pytest.raises(AttributeError, match="ResultLimit has no characters_at_most"):
-        ResultLimit().model_copy(update={"characters_at_most": 5})
+        ResultLimit(chars=5).model_copy(update={"characters_at_most": 5})
