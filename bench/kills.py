@@ -279,8 +279,9 @@ def _wait_until(trainer: subprocess.Popen[bytes], condition: Callable[[], bool])
 def _find_server(trainer_pid: int) -> psutil.Process | None:
     """The leader of the server's processes."""
     try:
-        children = psutil.Process(trainer_pid).children()
-        return next((child for child in children if any("launch.py" in word for word in child.cmdline())), None)
+        children = psutil.Process(trainer_pid).children(recursive=True)  # below the process that supervises it
+        servers = [child for child in children if any("launch.py" in word for word in child.cmdline())]
+        return min(servers, key=psutil.Process.create_time, default=None)
     except psutil.NoSuchProcess:
         return None
 

@@ -199,7 +199,7 @@ def killing(sampler: Sampler) -> Iterator[None]:
             while sampler.done < sampler.total * number / (kills + 1):
                 if ended.wait(0.01):
                     return
-            servers = [child for child in psutil.Process().children() if _is_server(child)]
+            servers = [child for child in psutil.Process().children(recursive=True) if _is_server(child)]
             if servers:
                 chance.choice(servers).send_signal(signal.SIGKILL)
                 sampler.outcomes["killed"] += 1

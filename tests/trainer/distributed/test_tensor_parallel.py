@@ -54,7 +54,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def channel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeaderChannel]:
     """Ranks that stay alive for all tests; two share every matrix."""
     ranks, offload = request.param
-    with running_ranks(ranks, tmp_path_factory.mktemp("ranks"), tensor=2, offload=offload) as channel:
+    with running_ranks(ranks, tmp_path_factory.mktemp("ranks"), tensor_parallel=2, offload=offload) as channel:
         yield channel
 
 
