@@ -247,7 +247,8 @@ def _inject_faults(
     """Injects one fault after the other, each while the server is up; returns the kinds, and the step before each."""
     faults: Counter[str] = Counter()
     struck_at: list[int] = []
-    run_info = log.with_name("run.json")  # Written once everything is open: a failing start is reported, not retried.
+    run = log.parents[1]
+    run_info = run / "run.json"  # Written once everything is open: a failing start is reported, not retried.
 
     def is_up(number: int) -> bool:
         return run_info.exists() and log.read_text(errors="replace").count(READY_TEXT) > number
@@ -261,7 +262,7 @@ def _inject_faults(
         fault = "stopped" if number % 10 == 9 else rng.choice(("leader killed", "scheduler killed", "all killed"))
         _inject(fault, leader)
         faults[fault] += 1
-        metrics = log.with_name(METRICS)
+        metrics = run / METRICS
         struck_at.append(int(read_metrics(metrics)[-1]["step"]) if metrics.exists() and read_metrics(metrics) else 0)
     return faults, struck_at
 
