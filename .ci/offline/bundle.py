@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -108,9 +109,9 @@ def canonical(name: str) -> str:
 
 def run_uv(*arguments: str, cwd: Path = ROOT) -> str:
     """Runs uv, which resolves for another Python than the one that runs it, as pip does not."""
-    done = subprocess.run(
-        [sys.executable, "-m", "uv", *arguments], cwd=cwd, capture_output=True, text=True, check=False
-    )
+    environment = {"UV_NATIVE_TLS": "true", **os.environ}  # the machine's certificates: an index may have its own
+    command = [sys.executable, "-m", "uv", *arguments]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BundleError(f"uv {arguments[0]} {arguments[1]} failed:\n{done.stderr[-3000:]}")
     return done.stdout
