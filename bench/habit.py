@@ -49,7 +49,7 @@ async def measure_success(recipe: Recipe) -> dict[str, float]:
         tasks, scorer = load_tasks(job).held_out[:ROWS], Scorer(job.reward)
         for name, temperature in TEMPERATURES.items():
             sampling = Sampling(temperature=temperature)
-            evaluation = await evaluate(replace(runner, sampling=sampling), scorer, tasks, job.admission, "kind")
+            evaluation = await evaluate(replace(runner, sampling=sampling), scorer, tasks, job.concurrency)
             success[name] = round(evaluation.all.value, 3)
     return success
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from gateway.errors import ConfigError, ConfigErrors  # noqa: E402
 from mtrl_plugins.scripts.launches import UNKNOWN_TEXT  # noqa: E402
-from mtrl_plugins.scripts.script_reader import ScriptReader, read_script_text  # noqa: E402
+from mtrl_plugins.scripts.script_reader import ScriptReader, is_swift, read_script_text  # noqa: E402
 from mtrl_plugins.scripts.translate import translate  # noqa: E402
 from mtrl_plugins.swift import read_script as swift  # noqa: E402
 from mtrl_plugins.swift.conversions import SWIFT_TABLE  # noqa: E402
@@ -88,8 +88,8 @@ def check_script(file: Path, *, added: Sequence[str]) -> Row:
     """Compares a script's commands, and translates the first."""
     told: list[str] = []
     reader = ScriptReader(told.append)
-    is_swift = swift.is_swift([str(file)])
-    wanted = (lambda words: swift.find_program(words) is not None) if is_swift else verl.is_training
+    of_swift = is_swift([str(file)])
+    wanted = (lambda words: swift.find_program(words) is not None) if of_swift else verl.is_training
     try:
         found = [launch.texts for launch in reader.read_all(file, wanted)]
     except ConfigError as error:
@@ -104,9 +104,9 @@ def check_script(file: Path, *, added: Sequence[str]) -> Row:
     )
     if not found:
         return Row(str(file), argv, "refused", [NOT_TRAINING])
-    name = str(file) if len(set(found)) == 1 or is_swift else f"{file}#1"
+    name = str(file) if len(set(found)) == 1 or of_swift else f"{file}#1"
     try:
-        if is_swift:
+        if of_swift:
             translate(swift.read_command([name, *added], reader), SWIFT_TABLE)
         else:
             translate(verl.read_command([name, *added], reader), VERL_TABLE)

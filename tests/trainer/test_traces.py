@@ -21,7 +21,7 @@ from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import ColumnSettings, RolloutLimits
 from trainer.rollout.task import Task
-from trainer.rollout.trace_player import TraceGateway, encode_turns, fit_call_ids, play_trace
+from trainer.rollout.trace_player import TraceGateway, encode_trace, play_trace
 from trainer.storage.rollout_file import RolloutWriter
 from trainer.template import Template
 
@@ -95,9 +95,8 @@ async def test_trace_of_a_recorded_rollout_has_its_ids_and_mask(family: Family) 
     turns = [calling_turn(calls), text_turn("It is an animal.")]
     task = TraceTask("one", (QUESTION,), rest=(turns[0], *tool_replies(calls, "an animal"), turns[1]), tools=(SPEC,))
     played = await play_trace(make_runner(template), task)
-    task = fit_call_ids(task, template)
+    task, _, _, sampled = encode_trace(task, template, ())
     turns = list(task.turns)
-    sampled = encode_turns(template.with_tools((SPEC,)), task, (SPEC,))
     assert [turn.ids for turn in played.turns] == sampled
     assert all(sum(id in template.stop_ids for id in ids) == 1 and ids[-1] in template.stop_ids for ids in sampled)
     prompt = template.encode_prompt((QUESTION,), (SPEC,))

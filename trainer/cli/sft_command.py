@@ -26,7 +26,6 @@ OF_THE_RUN = (
     "mcp",
     "template",
     "limits",
-    "instructions",
     "result_limit",
     "columns",
 )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gateway.errors import ConfigError
 from gateway.types import EMPTY, ToolSpec
@@ -29,7 +29,25 @@ UNLIMITED = 2**31
 OTHER_PARSER = "name the model's own format with `template.parser`, or change the row"
 
 
-def encode_turns(template: Template, task: TraceTask, specs: Sequence[ToolSpec]) -> list[tuple[int, ...]]:
+class EncodedTrace(NamedTuple):
+    """A trace as it is played: the tools that it offers, the template that knows them, and the ids of its turns."""
+
+    task: TraceTask
+    specs: tuple[ToolSpec, ...]
+    template: Template
+    turns: list[tuple[int, ...]]
+
+
+def encode_trace(task: TraceTask, template: Template, specs: Sequence[ToolSpec]) -> EncodedTrace:
+    """Encodes a trace where the run has this template and these tools. Raises ConfigError, with the row."""
+    offered = task.offered(specs)
+    if task.tools is not None:
+        template = template.with_tools(offered)
+    task = _fit_call_ids(task, template)
+    return EncodedTrace(task, offered, template, _encode_turns(template, task, offered))
+
+
+def _encode_turns(template: Template, task: TraceTask, specs: Sequence[ToolSpec]) -> list[tuple[int, ...]]:
     """The ids of each turn, each with one token at its end that stops sampling. Raises ConfigError, with the row, if
     the parser reads other calls from them than the row has."""
     before = [*add_instructions(task.messages, specs)]
@@ -91,7 +109,7 @@ def _show_calls(calls: Sequence[tuple[str, Any]]) -> str:
     return json.dumps([f"{name}({json.dumps(arguments)})" for name, arguments in calls])[:200]
 
 
-def fit_call_ids(task: TraceTask, template: Template) -> TraceTask:
+def _fit_call_ids(task: TraceTask, template: Template) -> TraceTask:
     """The trace with the ids of calls that the model's format asks for, if it does."""
     make_id = getattr(template.parser, "call_id", None)
     if make_id is None:
@@ -115,10 +133,7 @@ async def play_trace(runner: RolloutRunner, task: TraceTask, *, group: str = "")
 
     Raises ConfigError, with the row, for a trace that does not come to its end.
     """
-    specs = task.offered(runner.gateway.specs)
-    template = runner.template if task.tools is None else runner.template.with_tools(task.tools)
-    task = fit_call_ids(task, template)
-    turns = encode_turns(template, task, specs)
+    task, specs, template, turns = encode_trace(task, runner.template, runner.gateway.specs)
     limits = RolloutLimits.model_construct(
         **runner.limits.model_dump()
         | dict.fromkeys(("assistant_turns", "user_turns", "tool_calls", "invalid_turns", "turn_tokens"), UNLIMITED)

@@ -130,12 +130,10 @@ def _check_group_size(job: Job) -> Iterator[Finding]:
 def _check_traces(job: Job) -> Iterator[Finding]:
     """Traces that the template cannot write, or whose calls its parser does not read back."""
     from trainer.data.traces import TraceTask, iterate_problems  # only `sft` has any
-    from trainer.rollout.trace_player import encode_turns, fit_call_ids
+    from trainer.rollout.trace_player import encode_trace
 
     def check(task: TraceTask) -> None:
-        specs, template = task.offered(job.gateway.specs), job.template
-        template = template if task.tools is None else template.with_tools(specs)
-        encode_turns(template, fit_call_ids(task, template), specs)
+        encode_trace(task, job.template, job.gateway.specs)
 
     for traces in job.tasks.train.values():
         for error in iterate_problems(traces, check):
