@@ -134,8 +134,8 @@ class RealJob:
             count = self.size.sampled if data == "train" else self.size.held_out
             done.parent.mkdir(parents=True, exist_ok=True)
             with measure_cost() as cost:
-                warmth = {"temperature": self.size.temperature if data == "train" else 1.0}
-                settings = self._settings(model=str(model), evaluation={"data": rows, "rows": count}, sampling=warmth)
+                sampling = {"temperature": self.size.temperature if data == "train" else 1.0}
+                settings = self._settings(model=str(model), evaluation={"data": rows, "rows": count}, sampling=sampling)
                 found = await self._play(settings, done.parent, name, greedy=greedy)
             write_atomically(done, json.dumps({**summarize(found), **cost}).encode())
         return {name: json.loads(done.read_text())}
