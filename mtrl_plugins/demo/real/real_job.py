@@ -1,6 +1,6 @@
 """The job of `make real`: a real model learns to use tools, from its own successes and by GRPO; one table.
 
-1. The model is tried on held-out word problems, without and with two worked examples before each question.
+1. The model is tried on held-out word problems, without and with four worked examples before each question.
 2. It is sampled with the examples, and learns its own successes without them (`mtrl-train sft --drop-examples`).
 3. It is trained by GRPO, and tried again.
 
@@ -49,7 +49,7 @@ JOB: dict[str, Any] = {
     "tools": "demo",
     "template": {"calls": "text", "sanity": "ignore_strippable"},
     "reward": {"components": {"answer": {"function": "answer"}}},
-    "limits": {"assistant_turns": 4, "tool_calls": 4, "turn_tokens": 48, "rollout_tokens": 1024, "timeout_s": 3600},
+    "limits": {"assistant_turns": 4, "tool_calls": 4, "turn_tokens": 48, "rollout_tokens": 1536, "timeout_s": 3600},
     "algorithm": {"name": "grpo"},
     "engine": "auto",
 }
@@ -61,11 +61,11 @@ class Size:
     """How much is sampled and trained."""
 
     held_out: int = 200
-    sampled: int = 480
+    sampled: int = 192
     """Problems that are sampled with examples, each once."""
     temperature: float = 0.5
     """At which they are sampled: at 1, a fifth of the answers is right, and most of those need no tool."""
-    start_epochs: int = 6
+    start_epochs: int = 1
     start_batch: int = 16
     steps: int = 25
     prompts: int = 6
@@ -234,7 +234,7 @@ def format_table(parts: Mapping[str, Any], size: Size, seed: int) -> Table:
     for title in ("greedy", "sampled"):
         table.add_column(title, justify="right")
     titles = {
-        "before": "the model", "before_with_examples": "with two examples",
+        "before": "the model", "before_with_examples": "with four examples",
         "start": f"after SFT on {parts['successes/sampled']['succeeded']} own successes",
         "after": f"after {size.steps} steps of GRPO",
     }  # fmt: skip

@@ -13,6 +13,8 @@ from typing import Any
 from mtrl_plugins.demo.facts.facts_tasks import CITIES, PEOPLE
 from mtrl_plugins.demo.problem import HELD_OUT_SHARE, ExpectedCall, Split
 
+EXAMPLES = 4
+"""Worked examples before a question, of its kind."""
 SYSTEM = "Use a function where you need one. Then answer with #### and the number."
 
 
@@ -95,7 +97,7 @@ def _draw_growth(draw: Random) -> WordProblem:
     _, city, facts = _draw_facts(draw)
     more = draw.randint(100, 999)
     call = _calculate(int(facts[city]), "+", more)
-    question = f"{more} people move to {city}. How many people live in {city} then?"
+    question = f"How many people live in {city} when {more} more people come?"
     return WordProblem(question, str(call.result), (_look_up(city, facts), call), facts)
 
 
@@ -126,9 +128,10 @@ def draw_problems(seed: int, split: Split) -> Iterator[tuple[str, WordProblem]]:
 
 
 def draw_examples(seed: int) -> dict[str, list[dict[str, Any]]]:
-    """For each kind, two worked examples as chat turns. A model this small follows examples of the same kind only."""
+    """For each kind, four worked examples as chat turns. A model this small follows examples of the same kind only; after
+    two of them, it takes the form of a result for that of a call."""
     examples: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-    for kind, problem in islice(draw_problems(-1 - seed, "train"), 2 * len(KINDS)):
+    for kind, problem in islice(draw_problems(-1 - seed, "train"), EXAMPLES * len(KINDS)):
         examples[kind] += problem.chat
     return examples
 
