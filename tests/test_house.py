@@ -41,7 +41,7 @@ GATEWAY_IMPORTS = {
     "av": ("media/",),
     "numpy": (),
     # anyio cannot tell whether a task was cancelled, or its code only says so.
-    "asyncio": ("user_code.py",),
+    "asyncio": ("user_code.py", "http/uvicorn_server.py"),  # Accepted sockets are its own.
     "torch": (),
     "transformers": (),
     "trainer": (),
