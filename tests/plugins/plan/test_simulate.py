@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 
 from mtrl_plugins.plan.simulate import simulate
-from mtrl_plugins.plan.speeds import Cluster, TrainerSpeed
+from mtrl_plugins.plan.speeds import Cluster
 from mtrl_plugins.plan.workload import JobLimits, Workload
 from tests.plugins.plan.workloads import (
     clusters,
@@ -54,15 +52,6 @@ def test_constant_synchronous_step_has_its_closed_form() -> None:
     assert simulation.step_s == CLOSE(generating + 1.0 + learning + 0.25)
     assert simulation.engine_idle == CLOSE(1 - generating / simulation.step_s)
     assert simulation.trainer_idle == CLOSE((generating + 1.0) / simulation.step_s)
-
-
-def test_processor_that_is_shared_takes_the_sum_of_both() -> None:
-    """One step off on a CPU: rollouts and the update share the cores, so that nothing is gained."""
-    job, workload = make_limits("one_step_off"), constant_workload(turns=2, answer_s=0.0)
-    rolling = 20 * (0.1 + 8 * 0.01)
-    for update in (0.5, 2.0, 10.0):
-        cluster = replace(make_cluster(is_shared=True), trainer=TrainerSpeed(0.0, update, 0.0))
-        assert simulate(job, workload, cluster).step_s == CLOSE(rolling + update)
 
 
 def test_one_process_that_plays_rollouts_can_be_what_everyone_waits_for() -> None:
