@@ -13,7 +13,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from mtrl_plugins.trl.caller_thread import CallerThread, DeadlinePassed
+from mtrl_plugins.trl.caller_thread import CallerThread
 
 
 def run(main: Callable[[CallerThread], Any]) -> Any:
@@ -54,15 +54,6 @@ def test_functions_run_one_after_the_other_and_the_queue_does_not_count() -> Non
 
     run(main)
     assert most == 1
-
-
-def test_a_function_that_is_late_is_interrupted_and_the_next_one_runs() -> None:
-    async def main(caller: CallerThread) -> str:
-        with pytest.raises(DeadlinePassed):
-            await to_thread.run_sync(caller.call, threading.Event().wait, 0.05, 60)
-        return str(await to_thread.run_sync(caller.call, lambda: "next", 30.0))
-
-    assert run(main) == "next"
 
 
 def test_errors_of_functions_and_of_training_are_passed_on() -> None:
