@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.entries import ClassEntry, McpEntry
+from gateway.config.entries import McpEntry
 from tests.config.conftest import LoadConfig
 from tests.conftest import Write
 
@@ -18,57 +18,6 @@ SERVERS = """
         }
     }}
 """
-
-
-def test_native_class_keeps_its_config_and_schema(write: Write, load_files: LoadConfig) -> None:
-    write(
-        "tool_configs/search.yaml",
-        """
-        tools:
-          - class_name: "verl.tools.search_tool.SearchTool"
-            config: {
-              "retrieval_service_url": "http://127.0.0.1:8000/retrieve",
-              "rate_limit": 120,
-              "timeout": 30,
-              "type": "native"
-            }
-            tool_schema:
-              type: "function"
-              function:
-                name: "search"
-                description: "Searches the web for relevant information based on the given query."
-                parameters:
-                  type: "object"
-                  properties:
-                    query_list:
-                      type: "array"
-                      item:
-                        type: "string"
-                      minItems: 1
-                    since: {anyOf: [{type: string, format: date, default: 2024-01-01}, {type: "null"}]}
-                    node: {$ref: "#/$defs/node"}
-                    tolerance: {type: number, maximum: 1e-5}
-                  required: ["query_list"]
-                  $defs: {node: {type: object}}
-        """,
-    )
-    (entry,) = load_files().tools
-    assert isinstance(entry, ClassEntry)
-    assert entry.config == {
-        "retrieval_service_url": "http://127.0.0.1:8000/retrieve",
-        "rate_limit": 120,
-        "timeout": 30,
-        "type": "native",
-    }
-    assert entry.timeout_s == 60.0, "the timeout in its config is the class's own affair"
-    assert entry.tool_schema is not None
-    assert entry.tool_schema.function.name == "search"
-    parameters = entry.tool_schema.function.parameters
-    assert parameters["properties"]["query_list"] == {"type": "array", "item": {"type": "string"}, "minItems": 1}
-    assert parameters["properties"]["since"]["anyOf"][0]["default"] == "2024-01-01"
-    assert parameters["properties"]["node"] == {"$ref": "#/$defs/node"}
-    assert parameters["properties"]["tolerance"]["maximum"] == 1e-5
-    assert parameters["$defs"] == {"node": {"type": "object"}}
 
 
 def test_mcp_entry_applies_to_every_server_of_its_file(write: Write, load_files: LoadConfig) -> None:

@@ -10,7 +10,6 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gateway.errors import ConfigError, GatewayError
 from gateway.tape import ReplayGateway, record_gateway
 from mtrl_plugins.environments.host_process import (
     HOST_TAPE,
@@ -71,18 +70,6 @@ def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_hosts()
     Path("python").unlink()
     monkeypatch.delenv("PYTHONPATH")
-
-
-def test_rollouts_are_replayed_with_nothing_installed(
-    run_file: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_file()
-    recorded = invoke("rollout", "--config", "run.yaml", "--out", "runs/x", "--engine", "torch")
-    assert recorded.exit_code == 0, recorded.output
-    uninstall(monkeypatch)
-    replayed = invoke("replay", "runs/x")
-    assert replayed.exit_code == 0, replayed.output
-    assert "4 rollouts replayed, 0 of them differ" in replayed.output
 
 
 @pytest.mark.parametrize(
@@ -153,26 +140,6 @@ async def test_recorded_scores_belong_to_the_start_of_the_process_that_gave_them
         host.rows("train", 0, 5)
 
 
-def test_last_line_that_a_crash_cut_off_is_left_out_and_other_damage_is_refused(tmp_path: Path) -> None:
-    settings = EnvironmentSettings.of(make_settings("shop_env"))
-    assert settings is not None
-    tape = HostTape()
-    tape.add_rows(("train", 0, 2), [{"prompt": "one"}])
-    tape.start(tmp_path)
-    tape.add_scores(1, ["rollout-1"], [{"reward": 1.0}])
-    file = tmp_path / HOST_TAPE
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-4])
-    host = RecordedHost(settings, tmp_path)
-    assert host.rows("train", 0, 2) == [{"prompt": "one"}] and host.score(1, ["rollout-1"]) == [None]
-    file.write_bytes(b"no line\n" + whole)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        RecordedHost(settings, tmp_path)
-    file.unlink()
-    with pytest.raises(ConfigError, match="No such file"), settings.replay(tmp_path):
-        pass
-
-
 def test_recorded_host_answers_only_as_long_as_the_replay_lasts(tmp_path: Path) -> None:
     settings = EnvironmentSettings.of(make_settings("shop_env"))
     assert settings is not None
@@ -180,25 +147,6 @@ def test_recorded_host_answers_only_as_long_as_the_replay_lasts(tmp_path: Path) 
     with settings.replay(tmp_path):
         assert isinstance(hosts.get(host_key(settings)), RecordedHost)
     assert hosts.get(host_key(settings)) is None
-
-
-def test_recording_that_cannot_begin_is_refused_and_one_that_fails_stops_with_its_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tape = HostTape()
-    tape.add_rows(("train", 0, 1), [])
-    with pytest.raises(GatewayError, match="cannot be written"):
-        tape.start(Path("/dev/null"))
-    tape = HostTape()
-    tape.add_rows(("train", 0, 1), [])
-    tape.start(tmp_path)
-    written = (tmp_path / HOST_TAPE).read_bytes()
-    (tmp_path / HOST_TAPE).replace(tmp_path / "kept")
-    (tmp_path / HOST_TAPE).mkdir()
-    for _ in range(2):
-        tape.add_scores(1, ["rollout-1"], [{"reward": 1.0}])
-    assert [record.message.count("cannot be written") for record in caplog.records] == [1]
-    assert (tmp_path / "kept").read_bytes() == written and written.endswith(b"\n")
 
 
 async def test_later_run_that_is_not_recorded_writes_to_no_tape(tmp_path: Path) -> None:
