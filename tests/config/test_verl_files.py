@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.entries import McpEntry
 from tests.config.conftest import LoadConfig
 from tests.conftest import Write
 
@@ -18,43 +17,6 @@ SERVERS = """
         }
     }}
 """
-
-
-def test_mcp_entry_applies_to_every_server_of_its_file(write: Write, load_files: LoadConfig) -> None:
-    write("tool_configs/mcp_server.json", SERVERS)
-    write(
-        "tool_configs/mcp_tool_config.yaml",
-        """
-        tools:
-          - class_name: verl.tools.mcp_search_tool.MCPSearchTool
-            config:
-              rate_limit: 120
-              timeout: 90
-              type: mcp
-              extra_of_the_hook: 7
-            mcp:
-              mcp_servers_config_path: ./mcp_server.json
-              # optional
-              tool_selected_list:
-                - tavily_search_tool
-                - STDIO Server_read
-        """,
-    )
-    servers = load_files().servers
-    assert [*servers] == ["SSE Server", "STDIO Server"]
-    remote, local = servers.values()
-    assert remote.server.auth_token is not None
-    assert remote.server.auth_token.get_secret_value() == "your_server_api_token"
-    assert (local.server.command, local.server.args) == ("npx", ("-y", "server-mcp@0.2.1"))
-    assert local.server.env == {"SERVER_API_KEY": "your_server_api_token"}
-    offer = remote.offer("tavily_search_tool")
-    assert isinstance(offer, McpEntry)
-    assert (offer.timeout_s, offer.rate_per_s) == (90.0, 120.0)
-    assert offer.hook_for("tavily_search_tool") == "verl.tools.mcp_search_tool.MCPSearchTool"
-    assert offer.hook_config == {"rate_limit": 120.0, "timeout": 90.0, "type": "mcp", "extra_of_the_hook": 7}
-    assert local.offer("read") == offer, "with several servers, fastmcp calls it `STDIO Server_read`"
-    assert remote.offer("read") is None
-    assert local.offer("write") is None
 
 
 @pytest.mark.parametrize("selected", ["tool_selected_list: {}", "tool_selected_list: []", "tool_selected_list:", ""])

@@ -73,37 +73,6 @@ def test_a_function_may_call_back_from_the_same_thread() -> None:
     assert run(main) == 3
 
 
-def test_calls_after_the_end_are_refused_and_waiting_ones_too() -> None:
-    waiting, results = threading.Event(), []
-
-    def late(caller: CallerThread) -> None:
-        try:
-            caller.call(int, 30.0)
-        except RuntimeError as error:
-            results.append(str(error))
-
-    async def main(caller: CallerThread) -> CallerThread:
-        holding = threading.Thread(target=caller.call, args=(waiting.wait, 30.0, 20))
-        queued = threading.Thread(target=late, args=(caller,))
-        holding.start()
-        queued.start()
-        threads.extend([holding, queued])
-        with anyio.fail_after(60):
-            while caller._queue.qsize() == 0:
-                await anyio.lowlevel.checkpoint()
-        caller._queue.put(None)  # As if training ended now, before the call that waits.
-        waiting.set()
-        return caller
-
-    threads: list[threading.Thread] = []
-    caller = run(main)
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
-    late(caller)
-    assert results[-1] == "training has ended"
-
-
 def test_ctrl_c_stops_training_and_is_passed_on() -> None:
     cancelled = threading.Event()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gateway.tape import ReplayGateway, record_gateway
 from mtrl_plugins.environments.host_process import (
     HOST_TAPE,
     EnvironmentFailed,
@@ -22,13 +21,9 @@ from mtrl_plugins.environments.host_process import (
 )
 from mtrl_plugins.environments.settings import EnvironmentSettings
 from tests.conftest import Write
-from tests.plugins.verifiers.verifiers_runs import EnvironmentRuns, make_settings, open_environment
-from tests.trainer.policy_scripts import render_calls
+from tests.plugins.verifiers.verifiers_runs import make_settings, open_environment
 from trainer.cli import app
-from trainer.replay_rollouts import describe_difference
 from trainer.reward.attempt import Attempt
-from trainer.rollout.rollout import StopReason
-from trainer.setup import load_data, make_gateway
 from trainer.storage.rollout_file import Rollouts
 
 RUN = """
@@ -38,7 +33,6 @@ record: true
 n: 2
 limits: {{turn_tokens: 8, rollout_tokens: 400}}
 """
-PRICE = render_calls(("price", {"item": "apple"}))
 LENGTH = """
     import verifiers as vf
 
@@ -70,39 +64,6 @@ def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_hosts()
     Path("python").unlink()
     monkeypatch.delenv("PYTHONPATH")
-
-
-@pytest.mark.parametrize(
-    ("environment", "turns"),
-    [
-        ("shop_env", [(PRICE, "It is 6."), ("It is 5.",), (PRICE, PRICE, "No idea.")]),
-        ("guess_env", [("2", "5"), ("9", "4", "5"), ("5",)]),
-    ],
-)
-async def test_chats_of_many_turns_are_replayed_as_they_were(
-    environment: str, turns: Sequence[Sequence[str]], tmp_path: Path
-) -> None:
-    settings = make_settings(environment)
-    shop = EnvironmentSettings.of(settings)
-    assert shop is not None
-    start_tape = shop.record(is_on=True)
-    assert start_tape is not None
-    tasks = load_data(settings, settings.data)
-    async with record_gateway(make_gateway(settings), tmp_path / "tape") as gateway:  # type: ignore[arg-type]
-        start_tape(tmp_path / "tape")
-        runs = EnvironmentRuns(settings, tasks, gateway)
-        before = [await runs.run(*answers, index=index) for index, answers in enumerate(turns)]
-        rewards = [one.reward for one in (await runs.score(*before)).scored]
-    stop_hosts()
-    with shop.replay(tmp_path / "tape"):
-        async with ReplayGateway(tmp_path / "tape") as gateway:
-            runs = EnvironmentRuns(settings, load_data(settings, settings.data), gateway)
-            after = [await runs.run(*answers, index=index) for index, answers in enumerate(turns)]
-            replayed = [one.reward for one in (await runs.score(*after)).scored]
-            other = await runs.run("Something else.", index=0)
-    assert [*map(describe_difference, before, after)] == [""] * len(turns)
-    assert replayed == rewards and len(rewards) == len(turns)
-    assert other.stop is StopReason.TOOL_FAILED and "is not on the tape" in other.reason
 
 
 def test_step_is_replayed_with_the_scores_that_the_environment_gave(
