@@ -26,7 +26,7 @@ START_S = 60
 def _serve() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder, _in_repository_root():
         tape, servers = Path(folder) / "gsm8k-monday", Path(folder) / "mcp_servers.json"
-        written = json.loads((ROOT / servers.name).read_text(encoding="utf-8"))
+        written = json.loads((ROOT / servers.name).read_text(encoding="utf-8").replace('"."', json.dumps(str(ROOT))))
         del written["mcpServers"]["atlas"]["disabled"]  # So that one is down.
         servers.write_text(json.dumps(written), encoding="utf-8")
 
