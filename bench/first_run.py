@@ -37,10 +37,12 @@ install takes the releases that were tested on machines without CUDA, as `make` 
 KEPT = ("PIP_", "SSL_", "REQUESTS_", "NODE_", "NPM_", "HTTP", "http", "https", "no_proxy", "NO_PROXY")
 """How the names of variables begin that say where packages come from."""
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
+PIP_CONFIG = Path(".config/pip/pip.conf")
+"""In a home: also where packages come from."""
 NETWORK_FILES = ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
 """A Debian of its own reaches the network as this machine does."""
 ENTER = """
-set -e; cd {root}; mount --bind . .; cd .
+set -e; cd {root}; mount --rbind . .; cd .
 mount --rbind /dev dev; mount --rbind /sys sys; mount -t proc proc proc; mount -t tmpfs tmpfs tmp
 mkdir -p .before; pivot_root . .before; umount -l /.before
 exec "$@"
@@ -58,7 +60,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
         root = make_debian(Path(folder) / "debian") if args.debian else None
         home = root / "root" if root else Path(folder) / "home"
-        home.mkdir(exist_ok=True)
+        (home / PIP_CONFIG).parent.mkdir(parents=True, exist_ok=True)
+        if (Path.home() / PIP_CONFIG).exists():
+            shutil.copyfile(Path.home() / PIP_CONFIG, home / PIP_CONFIG)
         clone = home / "mtrl"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True, timeout=TIMEOUT_S)
         for name in args.only or COMMANDS:
