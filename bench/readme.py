@@ -15,7 +15,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench")]
 
-from first_run import format_rows as format_first_run  # noqa: E402
 from gpu_table import format_figures  # noqa: E402
 from memory import format_rows  # noqa: E402
 from rollout_text import fence_rollout  # noqa: E402
@@ -295,7 +294,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
 
 
 IN_README: Mapping[str, Callable[[], str]] = {
-    "first_run": lambda: format_first_run(results("first_run.json")["rows"]),
     "learned": learned_in_short,
     "conformance": conformance_in_short,
     "costs": costs,
