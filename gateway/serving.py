@@ -141,28 +141,20 @@ def log_notes(plan: Plan, logged: set[str]) -> set[str]:
     return {*logged, *plan.config.notes}
 
 
-TAPES_FOLDER = Path("tapes")
-"""Folder whose tapes the web UI lists, in addition to the tape in use."""
-
-
 def settings_of(
     host: str,
     port: int,
     token_file: Path | None,
-    tape: Path | None = None,
     allow_origins: Sequence[str] = (),
     callers: Path | None = None,
 ) -> Settings:
     """HTTP settings from command-line options."""
     token = read_token(token_file) if token_file else None
-    if callers is not None and (token_file is not None or tape is not None):
-        problem = "`--callers` excludes `--token-file`, `--record` and `--replay`"
-        raise ConfigError(problem, field="callers", remedy="give one of them")
+    if callers is not None and token_file is not None:
+        raise ConfigError("`--callers` excludes `--token-file`", field="callers", remedy="give one of them")
     check_origins(allow_origins)
     origins = tuple(allow_origins)
-    return Settings(
-        host=host, port=port, token=token, callers=callers, tapes=TAPES_FOLDER, tape=tape, allow_origins=origins
-    )
+    return Settings(host=host, port=port, token=token, callers=callers, allow_origins=origins)
 
 
 def serve_tape(tape: Path, settings: Settings) -> None:
@@ -206,10 +198,7 @@ def build_apps(
     callers = read_callers(settings.callers)
     views = [cast(Gateway, CallerGateway(gateway, name, caller)) for name, caller in callers.items()]
     fronts = [build_mcp_app(view, body_bytes=settings.body_bytes) for view in views]
-    own = [
-        settings.model_copy(update={"token": caller.token} | ({} if caller.operator else {"tapes": None}))
-        for caller in callers.values()
-    ]
+    own = [settings.model_copy(update={"token": caller.token}) for caller in callers.values()]
 
     def build(disconnects: DisconnectWatcher) -> ASGIApp:
         apps = [

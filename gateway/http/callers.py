@@ -37,7 +37,7 @@ class Caller(FrozenModel):
     tools: tuple[str, ...] = ("*",)
     """Names of the tools that it sees and may call, or patterns such as `math_*`; interactions are tools too."""
     operator: bool = False
-    """Whether it also sees servers, their logs, metrics of all and tapes, and may restart servers."""
+    """Whether it also sees servers and their logs, and may restart servers."""
 
 
 def read_callers(file: Path) -> Mapping[str, Caller]:

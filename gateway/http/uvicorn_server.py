@@ -289,5 +289,5 @@ def _start_serving(url: str) -> None:
 
 
 def _announce(url: str) -> None:
-    sys.stdout.write(f"mtrl-gateway: {url} (tools: /v1/tools, MCP: /mcp, docs: /docs); web UI: {url}/ui\n")
+    sys.stdout.write(f"mtrl-gateway: {url} (tools: /v1/tools, MCP: /mcp, API: /openapi.json); web UI: {url}/ui\n")
     sys.stdout.flush()

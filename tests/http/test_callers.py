@@ -136,6 +136,7 @@ def test_wrong_file_of_callers_says_what_to_do_without_a_token(tmp_path: Path, c
     assert "t" * 20 not in str(caught.value) and "short" not in str(caught.value)
 
 
-def test_callers_exclude_one_token_and_tapes(tmp_path: Path) -> None:
+def test_callers_exclude_one_token_for_all(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t" * 20)
     with pytest.raises(ConfigError, match="excludes"):
-        settings_of("127.0.0.1", 0, None, tmp_path / "tape", (), tmp_path / "callers.json")
+        settings_of("127.0.0.1", 0, tmp_path / "token", (), tmp_path / "callers.json")
