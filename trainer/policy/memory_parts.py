@@ -160,15 +160,13 @@ class MemoryPlan:
         peak = self.peak_phase
         return "" if self.fits else join_remedies([part for part in self.parts if peak in part.during])
 
-    def __str__(self) -> str:
-        parts = ", ".join(map(str, self.parts))
+    @property
+    def summary(self) -> str:
         most = f"at most {self.needed / GIB:.2f} GiB at once ({self.peak_phase})"
-        return f"memory: {parts}; {most}, of {self.available / GIB:.2f} GiB that are free"
+        return f"{most}, of {self.available / GIB:.2f} GiB that are free"
 
-    def require(self) -> None:
-        """Raises PolicyError if the plan does not fit."""
-        if not self.fits:
-            raise PolicyError(f"this run does not fit: {self}", self.remedy)
+    def __str__(self) -> str:
+        return f"memory: {', '.join(map(str, self.parts))}; {self.summary}"
 
 
 def join_remedies(parts: Sequence[MemoryPart]) -> str:

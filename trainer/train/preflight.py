@@ -44,11 +44,13 @@ MIN_ROOM = 16
 OTHER_TRUTH = "give each row a `ground_truth`, or name another reward function"
 
 
-def require_ready(job: Job) -> None:
-    """Raises ConfigErrors with everything that would keep the run from learning."""
-    wrong = [finding for finding in find_problems(job) if finding.grade == "wrong"]
+def require_ready(job: Job) -> list[Finding]:
+    """What is worth knowing about a run. Raises ConfigErrors with everything that would keep it from learning."""
+    findings = list(find_problems(job))
+    wrong = [ConfigError(finding.text, remedy=finding.remedy) for finding in findings if finding.grade == "wrong"]
     if wrong:
-        raise ConfigErrors([ConfigError(finding.text, remedy=finding.remedy) for finding in wrong])
+        raise ConfigErrors(wrong)
+    return findings
 
 
 def plan_job(job: Job) -> Placement:
@@ -60,11 +62,13 @@ def plan_job(job: Job) -> Placement:
 
 
 def find_problems(job: Job) -> Iterator[Finding]:
-    """What keeps the run from learning (`wrong`), and what is worth knowing (`note`)."""
+    """What keeps the run from starting or learning (`wrong`), and what is worth knowing (`note`)."""
+    yield from _check_memory(job)
     yield from _check_group_size(job)
     yield from _check_machine(job.settings)
     yield from _check_stop_ids(job.template)
     yield from _check_adapters(job)
+    yield from _find_warnings(job)
     parts = job.settings.parts
     if job.settings.sft is not None:
         yield from _check_traces(job)
@@ -79,13 +83,19 @@ def find_problems(job: Job) -> Iterator[Finding]:
             yield from rows.find_long_prompts()
 
 
-def find_warnings(job: Job) -> Iterator[Finding]:
+def _check_memory(job: Job) -> Iterator[Finding]:
+    plan = plan_job(job).plan
+    if not plan.fits:
+        yield Finding("wrong", f"this run does not fit: {plan}", plan.remedy)
+
+
+def _find_warnings(job: Job) -> Iterator[Finding]:
     """What a run may be started with all the same: an unusual learning rate, too little space for checkpoints."""
     settings = job.settings
     if unusual := find_unusual_rate(settings.update, job.parameters):
-        yield Finding("wrong" if unusual.is_harmful else "note", unusual.problem, unusual.remedy)
+        yield Finding("note", *unusual)
     if forecast := forecast_checkpoints(settings, job.model, job.parameters, settings.out or RUNS):
-        yield Finding("wrong", *forecast)
+        yield Finding("note", *forecast)
     examples = example_names()
     if settings.model in examples and settings.data not in examples:
         problem = "the demo's model knows the demo's questions and hardly anything else"

@@ -162,22 +162,23 @@ def test_job_that_does_not_fit_into_memory_is_refused_with_the_setting_to_lower(
     )
     output = run("--config", write_config(update=large), "--dry-run", code=1)
     assert (
-        "it does not fit\n  remedy: lower `update.micro_batch_tokens` or" in output
+        "FAIL this run does not fit: memory: weights" in output
+        and "remedy: lower `update.micro_batch_tokens` or" in output
         and "; lower `update.logits_chunk` (logits" in output
     )
     assert not Path("r").exists() and not Path("runs").exists()
 
 
-def test_dry_run_shows_the_plan_and_writes_nothing(run: Run) -> None:
+def test_dry_run_shows_the_verdict_first_then_what_is_not_default_and_the_first_row_and_writes_nothing(
+    run: Run,
+) -> None:
     output = run("--config", write_config(), "--out", "r", "--dry-run")
-    for words in (
-        '"prompts": 2',
-        "memory: weights",
-        "2 x 2 rollouts a step",
-        "turn 0: policy",
-        "no problems found",
-    ):
-        assert words in output
+    assert output.startswith("no problems found\n") and output.endswith("\nno problems found\n")
+    in_order = ("  prompts: 2\n", "2 x 2 rollouts a step", "memory: at most", "── task ", "Tools: ", "turn 0: policy")
+    places = [output.index(words) for words in in_order]
+    assert places == sorted(places) and output.count("\n") < 60 and "max_retries" not in output
+    output = run("--config", write_config(), "--out", "r", "--dry-run", "-v")
+    assert '"max_retries": 2' in output and "memory: weights" in output and "it reads text only" in output
     assert not Path("r").exists() and not Path("runs").exists()
 
 
