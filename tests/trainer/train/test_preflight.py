@@ -80,6 +80,15 @@ async def test_rows_without_the_truth_that_their_reward_needs_are_counted(job: J
         require_ready(with_tasks(job, make_task(0, None)))
 
 
+async def test_messages_in_a_json_text_are_read_and_the_operator_is_told(job: Job) -> None:
+    asked = [{"role": "system", "content": "short"}, {"role": "user", "content": "[2, 3]?"}]
+    rows = [{"messages": json.dumps(asked), "answer": "7"}, {"prompt": "[1, 2] has a role?", "answer": "7"}]
+    tasks = load_rows(rows)
+    assert [list(task.messages) for task in tasks] == [asked, [{"role": "user", "content": "[1, 2] has a role?"}]]
+    told = only(list(find_problems(with_tasks(job, *tasks))))
+    assert told.grade == "note" and told.text == "messages are read from JSON in a text: 1 prompt"
+
+
 async def test_a_limit_that_prompts_exceed_is_compared_with_the_longest_and_the_shortest(job: Job) -> None:
     long, short = make_task(0, words=60), make_task(1)
     every = only(list(find_problems(with_tasks(job, long))))
