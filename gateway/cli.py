@@ -74,12 +74,12 @@ def serve(
     replay: Annotated[Path | None, typer.Option(metavar="TAPE", help="Answer from a tape; needs no servers.")] = None,
     wait: WaitOption = DEFAULT_WAIT,
 ) -> None:  # fmt: skip
-    """Serve the tools over HTTP (/v1/tools, /docs) and MCP (/mcp), with a web UI (/ui), until Ctrl-C."""
+    """Serve the tools over HTTP (/v1/tools) and MCP (/mcp), with a web UI (/ui), until Ctrl-C."""
     from gateway.serving import serve_files, serve_tape, settings_of
 
     with errors_to_exit():
         wait_s = parse_wait(wait)
-        settings = settings_of(host, port, token_file, replay or record, allow_origin or ())
+        settings = settings_of(host, port, token_file, allow_origin or ())
         if replay is not None:
             if record is not None:
                 raise GatewayError("--record and --replay exclude each other\n  remedy: give one of them")

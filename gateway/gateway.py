@@ -208,9 +208,8 @@ class Gateway:
         running = {id(host.source): host for host in self._running}
         hosts = [running[id(source)] for source in session.sources]
         for host in hosts:
-            # Counted before the first await, so that a reload meanwhile cannot close the source.
-            host.users += 1
-            session.stack.callback(host.release)
+            host.users += 1  # before the first await, so that a reload meanwhile cannot close the source
+        session.stack.callback(self._release, session.id, hosts)
         try:
             for host in hosts:
                 await self._open_source(session, host.source)
@@ -219,8 +218,12 @@ class Gateway:
                 await session.stack.aclose()
             raise
         self.sessions[session.id] = session
-        session.stack.callback(self.sessions.pop, session.id, None)
         return session
+
+    def _release(self, session_id: str, hosts: Sequence[_RunningSource]) -> None:
+        self.sessions.pop(session_id, None)
+        for host in hosts:
+            host.release()
 
     async def _wait_for_tools(self, task: Task) -> None:
         """Waits for the servers of the tools that a task names; a task without names gets what listings show."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -18,7 +18,7 @@ import anyio
 
 from gateway.config.models import Limits
 from gateway.media.media_filter import MediaFilter, MediaStore
-from gateway.toolset import RenamedToolset, Session, Toolset, ToolsetWrapper, hash_session_state
+from gateway.toolset import RenamedToolset, Session, SessionWrapper, Toolset, ToolsetWrapper
 from gateway.truncate import make_truncator
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
@@ -190,27 +190,20 @@ class LimitedToolset(ToolsetWrapper):
             limiter = self._limiters[name] = ToolLimiter(self.limits(name), self.store)
         return limiter
 
-    @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Session]:
-        async with self.inner.open(task) as session:
-            yield _LimitedSession(session, self)
+    def open(self, task: Task) -> AbstractAsyncContextManager[Session]:
+        return _LimitedSession(self.inner.open(task), self)
 
 
-class _LimitedSession:
-    __slots__ = ("_owner", "_session")
+class _LimitedSession(SessionWrapper):
+    __slots__ = ("_owner",)
 
-    def __init__(self, session: Session, owner: LimitedToolset) -> None:
-        self._session, self._owner = session, owner
+    def __init__(self, opening: AbstractAsyncContextManager[Session], owner: LimitedToolset) -> None:
+        super().__init__(opening)
+        self._owner = owner
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
         return self._owner.specs
-
-    async def finish(self) -> dict[str, float]:
-        return dict(await self._session.finish())
-
-    async def hash_state(self) -> str | None:
-        return await hash_session_state(self._session)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         limiter, breaker = self._owner.limiter(call.name), self._owner.breaker

@@ -138,18 +138,12 @@ def log_notes(plan: Plan, logged: set[str]) -> set[str]:
     return {*logged, *plan.config.notes}
 
 
-TAPES_FOLDER = Path("tapes")
-"""Folder whose tapes the web UI lists, in addition to the tape in use."""
-
-
-def settings_of(
-    host: str, port: int, token_file: Path | None, tape: Path | None = None, allow_origins: Sequence[str] = ()
-) -> Settings:
+def settings_of(host: str, port: int, token_file: Path | None, allow_origins: Sequence[str] = ()) -> Settings:
     """HTTP settings from command-line options."""
     token = read_token(token_file) if token_file else None
     check_origins(allow_origins)
     origins = tuple(allow_origins)
-    return Settings(host=host, port=port, token=token, tapes=TAPES_FOLDER, tape=tape, allow_origins=origins)
+    return Settings(host=host, port=port, token=token, allow_origins=origins)
 
 
 def serve_tape(tape: Path, settings: Settings) -> None:

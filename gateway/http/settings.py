@@ -40,10 +40,6 @@ class Settings(FrozenModel):
     """Time within which a connection must send the headers of a request."""
     body_s: PositiveFloat = 30.0
     """Time within which a body must arrive, and a second more for every 64 KiB of it that did."""
-    tapes: Path | None = None
-    """Folder whose tapes can be listed and read."""
-    tape: Path | None = None
-    """The tape being recorded or replayed, which can be read too."""
     ttl_s: PositiveFloat = 3600.0
     """Idle time after which a session is closed, unless it sets its own."""
 

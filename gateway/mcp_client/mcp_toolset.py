@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from gateway.config.models import Server
-from gateway.config.rollout_variables import find_rollout_problem, needs_folder
+from gateway.config.rollout_variables import find_rollout_problem
 from gateway.elicitation import ElicitationAnswers
 from gateway.errors import ConfigError
 from gateway.mcp_client.auth.credentials import Credentials
@@ -192,18 +192,10 @@ class McpToolset:
             return ""
         return f"start it: {self.config.start}" if self.config.start else self._state.close_reason.remedy
 
-    @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Session]:
+    def open(self, task: Task) -> AbstractAsyncContextManager[Session]:
         """A session without a connection yet, since many rollouts never call."""
-        rollout = RolloutIdentity.of_task(task)
         self.prepared_states.check(task, self.owner)
-        pool, parsers, is_shared = self.pool, self.result_parsers, self.is_shared
-        session = McpSession(pool, lambda: self.listing, parsers, rollout, is_shared=is_shared, answers=self.answers)
-        session.states = self.prepared_states if needs_folder(self.config) else None
-        try:
-            yield session
-        finally:
-            session.close()
+        return McpSession(self, RolloutIdentity.of_task(task))
 
     async def request(
         self, method: str, params: Mapping[str, Any], context: Context = DEFAULT_CONTEXT, *, timeout_s: float = 60.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any
 
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
-from gateway.tape import record_gateway
 from tests.browser.page import NARROW, Page
 from tests.browser.views import Stage, View
 from tests.live_server import live_server
@@ -24,13 +22,12 @@ START_S = 60
 
 @contextmanager
 def _serve() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder, _in_repository_root():
-        tape = Path(folder) / "gsm8k-monday"
+    with _in_repository_root():
 
         def make() -> Gateway:
-            return record_gateway(Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json"), tape)
+            return Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json")
 
-        with live_server(make, Settings(port=0, tapes=Path(folder))) as at:
+        with live_server(make, Settings(port=0)) as at:
             _make_sample_calls(at.url)
             yield at.url
 
@@ -85,7 +82,7 @@ def _post(url: str, body: Any) -> Any:
 def _show_overview(page: Page, url: str) -> None:
     page.open(f"{url}/ui")
     page.sees("start it: python tool_configs/servers/atlas.py")
-    page.until("document.querySelector('.bins')")
+    page.until("document.querySelector('.shares')")
 
 
 def _show_tool_result(page: Page, url: str) -> None:
@@ -129,12 +126,6 @@ def _show_sessions(page: Page, url: str) -> None:
     page.sees("train-812")
 
 
-def _show_tape(page: Page, url: str) -> None:
-    page.open(f"{url}/ui#/tapes/gsm8k-monday")
-    page.click("summary", "train-812")
-    page.sees("Leo lives in Oslo.")
-
-
 GATEWAY = Stage(
     _serve,
     (
@@ -145,7 +136,6 @@ GATEWAY = Stage(
         View("gateway-server-down", _show_down_server),
         View("gateway-calls", _show_calls),
         View("gateway-sessions", _show_sessions),
-        View("gateway-tape", _show_tape),
         View("gateway-narrow", _show_tool_result, size=NARROW),
         View("gateway-server-narrow", _show_server, size=NARROW),
         View("gateway-tools-narrow", _show_tools, size=NARROW),

@@ -10,7 +10,6 @@ from pydantic import SecretStr
 
 from gateway.http.settings import Settings
 from mtrl_plugins.web.app import serve_in_thread
-from mtrl_plugins.web.export import export_runs
 from mtrl_plugins.web.runs import name_runs
 from tests.browser.page import NARROW, Page
 from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
@@ -314,28 +313,6 @@ def test_views_are_readable(page: Page, url: str, scheme: str, size: tuple[int, 
             [],
             [],
         )
-
-
-def test_export_works_without_network(page: Page, finished_run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "sent.html"
-    summary = export_runs(name_runs([finished_run]), file)
-    assert "384 of 384 rollouts are listed" in summary
-    page.open(file.as_uri())
-    page.sees(f"{STEPS} of {STEPS}", ".facts")
-    page.open(f"{file.as_uri()}#/over/rollouts?stop=tool_failed")
-    page.sees("1 rollout", ".summary")
-    page.open(f"{file.as_uri()}#/over/rollouts?q=That+is+right")
-    page.until("/^[1-9]\\d* rollouts/.test(document.querySelector('.summary').innerText)")
-    page.open(f"{file.as_uri()}#/over/rollouts?q=assistant")
-    page.sees("No rollout matches.")
-    page.open(f"{file.as_uri()}#/over/rollouts/{HOSTILE_AT}?token=66")
-    page.sees("token 66", ".inspector")
-    page.open(f"{file.as_uri()}#/over/rollouts/171")
-    page.until("document.querySelector('.media img')?.naturalWidth === 320")
-    page.open(f"{file.as_uri()}#/over/group/11-0-2")
-    page.sees("What differs")
-    assert page.js("document.title") != "run"
-    assert {url.split(":")[0] for url in page.requests} <= {"file", "data", "about"}
 
 
 def test_page_asks_for_token_if_needed(page: Page, finished_run: Path) -> None:

@@ -9,8 +9,6 @@ from urllib.parse import quote
 
 import pytest
 
-from mtrl_plugins.web.export import export_runs
-from mtrl_plugins.web.runs import name_runs
 from tests.browser.page import Page
 from tests.browser.runs_stage import serve_runs
 from tests.browser.sample_run import HOSTILE, write_sample_run
@@ -223,13 +221,3 @@ def test_hostile_names_stay_text_in_the_new_views(page: Page, url: str) -> None:
     page.open(f"{url}#/over/group/{HOSTILE_GROUP}")
     page.until("document.querySelector('.pushed')")
     assert page.count("main script, main img[onerror]") == 0 and page.js("document.title") != "run"
-
-
-def test_exported_file_has_steps_and_tools(page: Page, sample_run: Path, tmp_path: Path) -> None:
-    export_runs(name_runs([sample_run]), tmp_path / "sent.html")
-    page.open(f"{(tmp_path / 'sent.html').as_uri()}#/over/compare/6-7")
-    page.until("document.querySelector('.causes li')")
-    page.press("o")
-    page.sees("Tools", "h1")
-    page.until("document.querySelectorAll('.data tbody tr').length > 10")
-    assert {url.split(":")[0] for url in page.requests} <= {"file", "data", "about"}

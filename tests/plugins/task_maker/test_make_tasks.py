@@ -49,7 +49,7 @@ async def make(n: int, seed: int = 0, file: Path = SERVERS, name: str = "shelves
     settings = MakeSettings(n, levels=(1, 2), held_out=0.5, seed=seed)
     with anyio.fail_after(PATIENCE_S):
         async with open_server(file, name, None, ()) as server:
-            maker = TaskMaker(server, settings, None, lambda *_: None)
+            maker = TaskMaker(server, settings, lambda *_: None)
             await maker.make()
             return maker.made, maker.report
 
@@ -98,7 +98,7 @@ async def test_files_that_are_written_load_as_data_and_as_a_run_file(tmp_path: P
 
     with anyio.fail_after(PATIENCE_S):
         async with open_server(SERVERS, "shelves", None, ("move",)) as server:
-            maker = TaskMaker(server, MakeSettings(4, (1,), 0.5), None, lambda *_: None)
+            maker = TaskMaker(server, MakeSettings(4, (1,), 0.5), lambda *_: None)
             await maker.make()
             files = write_tasks(tmp_path / "made.jsonl", maker.made, server, SERVERS)
     assert files == [tmp_path / "made.jsonl", held_out_file(tmp_path / "made.jsonl"), tmp_path / "made.yaml"]
@@ -150,7 +150,7 @@ async def test_server_whose_tools_tell_nothing_makes_no_task_and_says_what_to_gi
 async def test_tools_that_only_read_make_tasks_with_answers() -> None:
     with anyio.fail_after(PATIENCE_S):
         async with open_server(SERVERS, "shelves", None, ("shelf_of",)) as server:
-            maker = TaskMaker(server, MakeSettings(3, (1,), 0), None, lambda *_: None)
+            maker = TaskMaker(server, MakeSettings(3, (1,), 0), lambda *_: None)
             await maker.make()
     assert maker.report.graded == {"answer": 3} and maker.describe_limit() == ""
 
@@ -162,7 +162,7 @@ async def test_server_without_more_tasks_ends_the_command_which_says_what_is_mis
     monkeypatch.setattr(make_tasks, "MOST_WITHOUT", 16)
     with anyio.fail_after(PATIENCE_S):
         async with open_server(write_faulty_server(tmp_path, "same"), "shelves", None, ()) as server:
-            maker = TaskMaker(server, MakeSettings(2, (1, 2), 0), None, lambda *_: None)
+            maker = TaskMaker(server, MakeSettings(2, (1, 2), 0), lambda *_: None)
             await maker.make()
     assert [task.chain.level for task in maker.made] == [2]
     limit = maker.describe_limit()
@@ -265,7 +265,7 @@ def value_of(split: str) -> int:
 def test_chains_with_a_value_of_the_other_split_are_dropped() -> None:
     """A parameter whose few values all belong to one split has none for the other."""
     server = Server(None, "one", {"move": ToolSpec("move")}, has_folder=True)
-    maker = TaskMaker(server, MakeSettings(4, (1,), 0.5), None, lambda *_: None)
+    maker = TaskMaker(server, MakeSettings(4, (1,), 0.5), lambda *_: None)
     for split, other in (("train", "held_out"), ("held_out", "train")):
         step = Step("move", {"box": value_of(other)}, {}, (value_of(other),), writes=True)
         with pytest.raises(Dropped, match="belongs to the other split"):

@@ -11,8 +11,7 @@ import pytest
 
 from gateway.types import ToolSpec
 from mtrl_plugins.task_maker.chain import Chain, Step, prune, with_links, without_step
-from mtrl_plugins.task_maker.explore import Constants
-from mtrl_plugins.task_maker.questions import missing_values, tells_answer, write_question
+from mtrl_plugins.task_maker.questions import tells_answer, write_question
 from mtrl_plugins.task_maker.values import (
     ArgumentWriter,
     SourceStatistics,
@@ -200,8 +199,7 @@ def test_question_tells_given_values_and_names_linked_ones_by_their_place() -> N
     question = write_question(chain, SPECS, Random(0))
     assert "Find the box of an item: item 412." in question
     assert "Move a box to a shelf: box (the box in the result of step 1), shelf 5." in question
-    assert "77" not in question and missing_values(question, chain) == []
-    assert missing_values("Move it to shelf 5.", chain) == ["412"]
+    assert "77" not in question
 
 
 def test_question_for_an_answer_says_where_it_is_and_not_what() -> None:
@@ -231,25 +229,6 @@ def test_places_of_answers_are_counted_from_one(result: Any, path: tuple[str | i
     text = "\n".join(map(str, result)) if isinstance(result, list) else json.dumps(result)
     chain = Chain((Step("count", {}, {}, (), result, text=text),), "train", answer=Value(value, "", None, path))
     assert f"What is {words}? " in write_question(chain, SPECS, Random(0))
-
-
-def test_values_that_the_schema_names_have_to_be_told_too() -> None:
-    chain = Chain((Step("sort", {"by": "size", "up": True, "most": 3}, {}, (3,)),), "train", end_state={"a": "b"})
-    assert missing_values("Sort the first 3 by their size, smallest first.", chain) == []
-    assert missing_values("Sort the first few.", chain) == ["3", "size"]
-
-
-def test_values_that_results_always_have_are_constant() -> None:
-    constants = Constants()
-    for number in range(3):
-        assert not constants.has("delete", Value("deleted", "message", None, ("message",)))
-        constants.record("delete", {"item": number}, {"message": "deleted", "left": number}, {})
-        constants.record("folders", {}, ["/rollout"], {"files": f"sha256:{number}"})
-        constants.record("list", {}, ["Ann", str(number)], {"files": f"sha256:{number}"})
-    assert constants.has("delete", Value("deleted", "message", None, ("message",)))
-    assert not constants.has("delete", Value(1, "left", None, ("left",)))
-    assert constants.has("folders", Value("/rollout", "", None, (0,)))
-    assert not constants.has("list", Value("Ann", "", None, (0,)))
 
 
 @pytest.mark.parametrize("value", ["Allowed directories:", "false", "None", " ", "x" * 99])
