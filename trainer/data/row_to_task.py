@@ -30,7 +30,7 @@ ROW_FIELDS: Mapping[str, Mapping[str, RowField]] = {
     "The prompt": {
         "messages": RowField(
             CHAT,
-            'what the policy sees first: `"..."`, or `[{"role": "user", "content": "..."}]`. Of this and the next three'
+            'what the policy sees first: `"..."`, or `[{"role": "user", "content": "..."}]`, also as JSON in a text. Of this and the next three'
             " names, the first that is present counts; one is required. It must not end with an assistant's turn,"
             " unless the run file sets `columns.drop_answer`",
         ),

@@ -261,7 +261,8 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 def _describe_error(error: BaseException, is_builtin: bool) -> str:
     error = unwrap_error(error)
     text = format_error(error)[:MAX_EXCERPT]
-    if isinstance(error, AttributeError) and isinstance(error.obj, Attempt) and error.name in MEANT_ATTRIBUTES:
-        text += f"; did you mean `attempt.{MEANT_ATTRIBUTES[error.name]}`?"
+    if isinstance(error, AttributeError) and isinstance(error.obj, Attempt):
+        meant = MEANT_ATTRIBUTES.get(str(error.name))
+        text += f"; did you mean `attempt.{meant}`?" if meant else ""
     frames = [] if is_builtin else traceback.extract_tb(error.__traceback__)
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text

@@ -13,6 +13,7 @@ from rich.console import Console
 from gateway.errors import ConfigError
 from gateway.plural import format_count
 from trainer.check import check_parts, describe_images, example_rollout
+from trainer.data.traces import TraceTask
 from trainer.engine.scripted import ScriptedEngine
 from trainer.finding import Finding, Grade, count_problems, print_finding
 from trainer.policy.memory_parts import GIB
@@ -108,7 +109,7 @@ async def _rehearse(job: Job, *, is_in_order: bool) -> tuple[list[Finding], Roll
     if not is_in_order and job.settings.sft is None:
         return [], None
     try:
-        if job.settings.sft is not None:
+        if isinstance(tasks[0], TraceTask):
             runner = RolloutRunner(ScriptedEngine({}), job.template, job.gateway, job.settings.limits)
             with suppress(ConfigError):  # Among the findings.
                 return [], await play_trace(runner, tasks[0])

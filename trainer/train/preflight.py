@@ -211,8 +211,10 @@ class _RowChecks:
     def find_truth_problems(self) -> Iterator[Finding]:
         """Rows without the right answer that a built-in reward function compares with, and chats in texts."""
         if self._json_chats:
-            count = format_count(self._json_chats, "prompt")
-            yield Finding("note", f"messages are read from JSON in a text: {count}", "write them as lists of messages")
+            prompts = format_count(self._json_chats, "prompt")
+            yield Finding(
+                "note", f"messages are read from JSON in a text: {prompts}", "write them as lists of messages"
+            )
         meant = name_meant_columns(self._first.columns, "answer") if self._first else ""
         remedy = meant or OTHER_TRUTH
         for name, count in self._bad_rows.items():
