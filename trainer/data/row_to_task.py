@@ -30,9 +30,9 @@ ROW_FIELDS: Mapping[str, Mapping[str, RowField]] = {
     "The prompt": {
         "messages": RowField(
             CHAT,
-            'what the policy sees first: `"..."`, or `[{"role": "user", "content": "..."}]`, also as JSON in a text. Of this and the next three'
-            " names, the first that is present counts; one is required. It must not end with an assistant's turn,"
-            " unless the run file sets `columns.drop_answer`",
+            'what the policy sees first: `"..."`, or `[{"role": "user", "content": "..."}]`, also as JSON in a text.'
+            " Of this and the next three names, the first that is present counts; one is required. It must not end with"
+            " an assistant's turn, unless the run file sets `columns.drop_answer`",
         ),
         "prompt": RowField(CHAT, "another name of `messages`"),
         "question": RowField(CHAT, "another name of `messages`"),
