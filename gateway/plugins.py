@@ -27,6 +27,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "cluster": ("render", "wait-for-servers", "--ray", "--ray-servers"),
     "demo": ("demo", "sight", "shelves"),
     "environments": ("environment", "env"),
+    "judge": ("judge",),
     "plan": ("plan",),
     "sandboxes": ("container", "remote", "sandboxes"),
     "scripts": ("scripts", "translate", "--verl-config", "--swift"),
@@ -59,6 +60,8 @@ class Plugin:
     """Names for `model` and `data` that are no files: name -> a `trainer.data.tasks.Example`."""
     jobs: Path | None = None
     """A folder of run files that can be named without their path."""
+    rewards: Mapping[str, str] = field(default_factory=dict)
+    """Reward functions that `function` names: name -> a function, or a class of objects that are called."""
     steppers: tuple[str, ...] = ()
     """Functions that make a stepper of another framework's object, or return None."""
     servers_files: tuple[str, ...] = ()

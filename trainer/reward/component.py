@@ -16,6 +16,7 @@ from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, UserCodeError, format_error, safe_repr, unwrap_error
 from gateway.native.thread_pool import ThreadPool
 from gateway.native.tool_results import is_plain
+from gateway.plugins import find_all, find_missing
 from gateway.user_code import UserCode
 from trainer.load_plugin import load_plugin
 from trainer.reward.attempt import MEANT_ATTRIBUTES, Attempt
@@ -184,9 +185,14 @@ class Component:
         name, field = self.settings.function, f"{self.field}.function"
         if self.is_builtin:
             return BUILTIN_FUNCTIONS[name]
+        if name in (rewards := find_all(lambda plugin: plugin.rewards)):
+            name = rewards[name]
         if ":" not in name and "." not in name:
-            close = closest_match(name, BUILTIN_FUNCTIONS)
-            names = ", ".join(BUILTIN_FUNCTIONS)
+            if missing := find_missing(name):
+                remedy = "install mtrl with all of its plug-ins"
+                raise ConfigError(f"{name!r} needs the plug-in {missing!r}", field=field, remedy=remedy)
+            close = closest_match(name, BUILTIN_FUNCTIONS.keys() | rewards)
+            names = ", ".join([*BUILTIN_FUNCTIONS, *rewards])
             remedy = f"did you mean {close!r}?" if close else f"use one of {names}, or `rewards.py:{name}`"
             raise ConfigError(f"unknown reward function {name!r}", field=field, remedy=remedy)
         loaded = load_plugin(name, field, folder)

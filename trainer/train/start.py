@@ -32,6 +32,7 @@ from trainer.storage.run_status import StatusFile
 from trainer.train import modes
 from trainer.train.alarms import Alarms
 from trainer.train.checkpoint import Checkpoint
+from trainer.train.early_stop import EarlyStop
 from trainer.train.evaluate import compare_run
 from trainer.train.job import Job, JobObjects, open_job
 from trainer.train.preflight import plan_job, require_ready
@@ -181,7 +182,7 @@ async def _build_train_loop(
     loop = TrainLoop(
         job, folder, engine, policy, updater, progress, metrics, reporters, writer, thread, step, saved_step=step
     )
-    loop.restarts = restarts
+    loop.restarts, loop.early_stop = restarts, EarlyStop(settings.early_stop, history)
     if checkpoint:
         rng.restore_state(checkpoint.folder)
     else:
