@@ -115,7 +115,7 @@ def learned_in_short() -> str:
 
 
 def _success(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
-    heads = ("seed", *(way.replace("_", " ") for way in WAYS), "warm start, core-s", "GRPO, core-s")
+    heads = ("seed", "steps", *(way.replace("_", " ") for way in WAYS), "warm start, core-s", "GRPO, core-s")
     return [f"| {' | '.join(heads)} |", "|--:" * len(heads) + "|", *map(_seed, seeds)]
 
 
@@ -125,7 +125,8 @@ def _curve(seed: Mapping[str, Any]) -> list[str]:
 
 
 def _seed(item: Mapping[str, Any]) -> str:
-    return f"| {item['seed']} | {_rates(item)} | {item['warm_core_s']:.0f} | {item['grpo_core_s']:.0f} |"
+    steps = len(item["curve"]["reward"])
+    return f"| {item['seed']} | {steps} | {_rates(item)} | {item['warm_core_s']:.0f} | {item['grpo_core_s']:.0f} |"
 
 
 def _rates(item: Mapping[str, Any]) -> str:

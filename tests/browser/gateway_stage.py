@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +23,14 @@ START_S = 60
 
 @contextmanager
 def _serve() -> Iterator[str]:
-    with _in_repository_root():
+    with tempfile.TemporaryDirectory() as folder, _in_repository_root():
+        servers = Path(folder) / "mcp_servers.json"
+        written = json.loads((ROOT / servers.name).read_text(encoding="utf-8").replace('"."', json.dumps(str(ROOT))))
+        del written["mcpServers"]["atlas"]["disabled"]  # So that one is down.
+        servers.write_text(json.dumps(written), encoding="utf-8")
 
         def make() -> Gateway:
-            return Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json")
+            return Gateway.load(ROOT / "tool_configs", servers)
 
         with live_server(make, Settings(port=0)) as at:
             _make_sample_calls(at.url)
