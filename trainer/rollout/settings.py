@@ -110,7 +110,7 @@ class ServingSettings(FrozenModel):
     """More arguments of `sglang.launch_server` for each server."""
     placement: Literal["auto", "together", "beside"] = "auto"
     """On a GPU shared with the trainer: `together` releases the server's memory during updates, in synchronous mode
-    only; `beside` gives each its own memory. By default `beside` if both fit. `--dry-run` prints the plan."""
+    only; `beside` gives each its own memory. By default `beside` if both fit. `--dry-run -v` prints the plan."""
     weight_sync: Annotated[str, AfterValidator(_validate_weight_sync)] = "auto"
     """How weights reach the servers: `tensors` (through GPU memory), `group` (a process group), `disk` (a temporary
     folder), or `disk:FOLDER`, one that the servers can read, too; by default as suits where the servers run."""
