@@ -91,11 +91,11 @@ def attend(queries: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
 def _attend_group(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tensor:
     if group.in_pages:
         return (_attend_per_query if group.is_per_query else _attend_shared)(queries, kv_slots, group)
+    keys, values = kv_slots
     if group.is_per_query:
-        output = F.scaled_dot_product_attention(queries, *kv_slots, group.bias[:, None])
-        return output.flatten(2)
+        return F.scaled_dot_product_attention(queries, keys, values, group.bias[:, None]).flatten(2)
     by_head = queries.permute(1, 2, 0, 3).flatten(0, 1)[None]
-    output = F.scaled_dot_product_attention(by_head, *kv_slots, group.bias[:, 0], enable_gqa=True)
+    output = F.scaled_dot_product_attention(by_head, keys, values, group.bias[:, 0], enable_gqa=True)
     return output[0].transpose(0, 1).reshape(*queries.shape[:2], -1)
 
 
