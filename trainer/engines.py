@@ -109,8 +109,8 @@ def _make_torch_engine(
 
     from trainer.engine.torch import TorchEngine
     from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
+    from trainer.engine.torch.threads import MIN_PARAMETERS
     from trainer.model import configure_torch, load_model
-    from trainer.torch_threads import MIN_PARAMETERS
 
     configure_torch()
     device = "cuda" if torch.cuda.is_available() else "cpu"

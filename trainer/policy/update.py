@@ -17,6 +17,7 @@ from trainer.algorithms.named_algorithms import ALGORITHMS
 from trainer.algorithms.packing import Batch, BatchRow
 from trainer.algorithms.settings import AlgorithmSettings, Estimator
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
+from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.policy.critic import Critic
 from trainer.policy.logprobs import LogprobSource
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
@@ -25,7 +26,6 @@ from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
 from trainer.policy.settings import PolicyError
-from trainer.torch_threads import choose_threads, use_threads
 
 
 @torch.no_grad()

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer import tiny_models
-from trainer import torch_threads
+from trainer.engine.torch import threads as torch_threads
+from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.policy.microbatch import shared_cost, split_micro_batches
-from trainer.torch_threads import choose_threads, use_threads
 
 
 def split(ids: list[tuple[int, ...]], groups: list[int], most: int) -> list[tuple[int, int]]:

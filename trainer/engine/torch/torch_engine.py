@@ -17,8 +17,8 @@ from trainer.engine.torch.continuous_batch import ContinuousBatch
 from trainer.engine.torch.dense_model import DenseModel, DenseVisionModel, unsupported_reason
 from trainer.engine.torch.kv_cache import ModelRunner
 from trainer.engine.torch.sequence import Decode, SequenceState
+from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.engine.torch.weights import Holding
-from trainer.torch_threads import choose_threads, use_threads
 from trainer.vision.image_processor import ImageProcessor, PreparedPrompt, VisionError
 from trainer.worker_thread import WorkerThread
 
