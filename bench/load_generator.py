@@ -109,6 +109,8 @@ class LoadResult:
     wall_s: float
     client_cpu_s: float
     """CPU of this process meanwhile."""
+    seconds: list[float]
+    """From each call to its response."""
 
 
 class _Connection:
@@ -138,14 +140,14 @@ class _Connection:
 class _Caller(_Connection):
     """A connection that sends one template's calls, numbered."""
 
-    __slots__ = ("is_closing", "template", "token")
+    __slots__ = ("called_at", "is_closing", "template", "token")
 
     def __init__(self, url: str, template: RequestTemplate) -> None:
         super().__init__(url)
-        self.template, self.token, self.is_closing = template, b"", False
+        self.template, self.token, self.is_closing, self.called_at = template, b"", False, 0.0
 
     def call(self, number: int) -> None:
-        self.token = b"%0*x" % (TOKEN_CHARS, number)
+        self.token, self.called_at = b"%0*x" % (TOKEN_CHARS, number), time.perf_counter()
         self.send(self.template.request(self.token))
 
     def receive(self) -> bool:
@@ -183,7 +185,7 @@ def is_complete(response: bytes) -> bool:
 
 def run_load(url: str, templates: Sequence[RequestTemplate], calls: int) -> LoadResult:
     """Sends a number of calls over one connection per template, each with one call under way at any time."""
-    numbers, right = count(), 0
+    numbers, right, seconds = count(), 0, []
     callers = [_Caller(url, template) for template in templates[:calls]]
     with selectors.DefaultSelector() as ready:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -200,11 +202,12 @@ def run_load(url: str, templates: Sequence[RequestTemplate], calls: int) -> Load
                 if not caller.receive():
                     continue
                 right += caller.is_right
+                seconds.append(time.perf_counter() - caller.called_at)
                 if (number := next(numbers)) < calls:
                     caller.call(number)
                 else:
                     open_calls -= 1
-        result = LoadResult(right, time.perf_counter() - wall, time.process_time() - cpu)
+        result = LoadResult(right, time.perf_counter() - wall, time.process_time() - cpu, seconds)
     for caller in callers:
         caller.socket.close()
     return result

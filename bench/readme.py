@@ -98,12 +98,11 @@ WAYS = ("sampled_before", "greedy_before", "sampled", "greedy")
 
 
 def learned() -> str:
-    """The default job, seed by seed; with the curve and two rollouts of the first seed."""
+    """The default job, seed by seed; with the curve and a rollout of the first seed."""
     record = results("bars.json")
     first = record["seeds"][0]
     lines = [*_success(record["seeds"]), "", *_curve(first)]
-    for way in ("before", "after"):
-        lines += ["", f"The task `{first['read']['task']}`, {way}:", "", *fence_rollout(first["read"][way])]
+    lines += ["", f"The task `{first['read']['task']}`, after:", "", *fence_rollout(first["read"]["after"])]
     return "\n".join(lines)
 
 
@@ -116,7 +115,7 @@ def learned_in_short() -> str:
 
 
 def _success(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
-    heads = ("seed", *(way.replace("_", " ") for way in WAYS), "warm start, core-s", "GRPO, core-s")
+    heads = ("seed", "steps", *(way.replace("_", " ") for way in WAYS), "warm start, core-s", "GRPO, core-s")
     return [f"| {' | '.join(heads)} |", "|--:" * len(heads) + "|", *map(_seed, seeds)]
 
 
@@ -126,7 +125,8 @@ def _curve(seed: Mapping[str, Any]) -> list[str]:
 
 
 def _seed(item: Mapping[str, Any]) -> str:
-    return f"| {item['seed']} | {_rates(item)} | {item['warm_core_s']:.0f} | {item['grpo_core_s']:.0f} |"
+    steps = len(item["curve"]["reward"])
+    return f"| {item['seed']} | {steps} | {_rates(item)} | {item['warm_core_s']:.0f} | {item['grpo_core_s']:.0f} |"
 
 
 def _rates(item: Mapping[str, Any]) -> str:

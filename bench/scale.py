@@ -1,6 +1,6 @@
-"""Thousands of concurrent calls on one gateway: each must be answered once, with its own result.
+"""Many sessions on one gateway: waves of concurrent calls, and how long calls take beside sessions that wait.
 
-The tool answers only when all calls have arrived, so that they really are concurrent; it counts every token.
+In a wave the tool answers only when all calls have arrived, so that they really are concurrent; it counts every token.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from measured_process import MeasuredProcess
 from peers import Peer
 from rows import process_commands, process_env
 
+CONNECTIONS = (1, 64, 512)
+"""In this order, beside the sessions that wait."""
+LATENCY_CALLS = 4000
 WARM_UP_SESSIONS = 50
 """Opened and closed first, so that what is loaded once is not counted as a session's memory."""
 
@@ -39,6 +42,18 @@ class Wave:
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """How long calls took over a number of connections, each with one call under way at any time."""
+
+    connections: int
+    calls: int
+    right: int
+    median_ms: float
+    p99_ms: float
+    most_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """Costs of many sessions on one gateway process."""
 
@@ -52,23 +67,26 @@ class Scale:
     """Of one session, over one connection."""
     left_open: int
     waves: tuple[Wave, ...]
+    waiting: int
+    """Sessions that are open beside those of `latencies`."""
+    latencies: tuple[Latency, ...]
 
     @property
     def fields(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def measure_scale(echo_url: str, sessions: int, calls_each: int) -> Scale:
-    """Runs waves of one message per session, each with several calls."""
+def measure_scale(echo_url: str, sessions: int, calls_each: int, waiting: int) -> Scale:
+    """Runs waves of one message per session, each with several calls; then measures calls beside waiting sessions."""
     command = process_commands(echo_url, Peer("FastMCP", problem="not needed"))["ours"]
     gateway = MeasuredProcess("ours", command, process_env(echo_url))
     try:
-        return _measure_scale(gateway, sessions, calls_each)
+        return _measure_scale(gateway, sessions, calls_each, waiting)
     finally:
         gateway.stop()
 
 
-def _measure_scale(gateway: MeasuredProcess, sessions: int, calls_each: int) -> Scale:
+def _measure_scale(gateway: MeasuredProcess, sessions: int, calls_each: int, waiting: int) -> Scale:
     url = gateway.url
     connection = HTTPConnection(urlsplit(url).netloc, timeout=load_generator.TIMEOUT_S)
     for tool in ("echo", "stdio_echo"):
@@ -82,6 +100,7 @@ def _measure_scale(gateway: MeasuredProcess, sessions: int, calls_each: int) -> 
     waves = tuple(_run_wave(gateway, opened, calls_each, prefix) for prefix in ("", "stdio_"))
     peak = gateway.rss_bytes
     close_s = _close_sessions(connection, opened)
+    latencies = _measure_latencies(gateway, connection, waiting)
     left_open = load_generator.request_json(url, "GET", "/healthz")["sessions"]
     return Scale(
         sessions=sessions,
@@ -91,7 +110,22 @@ def _measure_scale(gateway: MeasuredProcess, sessions: int, calls_each: int) -> 
         close_ms=1000 * close_s / sessions,
         left_open=left_open,
         waves=waves,
+        waiting=waiting,
+        latencies=latencies,
     )
+
+
+def _measure_latencies(gateway: MeasuredProcess, connection: HTTPConnection, waiting: int) -> tuple[Latency, ...]:
+    opened = _open_sessions(connection, waiting)[0]
+    latencies = []
+    for connections in CONNECTIONS:
+        templates = [load_generator.gateway_call(gateway.url, session, "echo") for session in opened[:connections]]
+        load = load_generator.run_load(gateway.url, templates, LATENCY_CALLS)
+        seconds = sorted(load.seconds)
+        median_ms, p99_ms, most_ms = (1000 * seconds[int(len(seconds) * part)] for part in (0.5, 0.99, 0.999999))
+        latencies.append(Latency(connections, len(seconds), load.right, median_ms, p99_ms, most_ms))
+    _close_sessions(connection, opened)
+    return tuple(latencies)
 
 
 def _open_sessions(connection: HTTPConnection, count: int) -> tuple[list[str], float]:

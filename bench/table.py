@@ -11,7 +11,9 @@ from scale import Scale
 
 BUSY_CLIENT_SHARE = 0.7
 """A load generator that takes more of a core than this may itself be the bottleneck."""
-MAX_IDLE_KIB = 40.0
+MAX_IDLE_KIB = 10.0
+MAX_P99_MS_A_CONNECTION = 2.0
+"""A call may wait for one of every other connection, of 0.3 ms each on a quiet machine."""
 
 
 def compute_figures(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
@@ -108,7 +110,12 @@ def _scale_promises(scale: Scale) -> list[str]:
     ]
     is_kept = scale.idle_kib <= MAX_IDLE_KIB
     text = f"at most {MAX_IDLE_KIB:g} KiB for an idle session"
-    return [*lines, _format_promise(text, f"{scale.idle_kib:.1f} KiB", is_kept)]
+    lines.append(_format_promise(text, f"{scale.idle_kib:.1f} KiB", is_kept))
+    for latency in scale.latencies:
+        limit_ms = MAX_P99_MS_A_CONNECTION * max(latency.connections, 10)
+        text = f"{latency.connections} connections beside {scale.waiting:,} sessions: a p99 of at most {limit_ms:g} ms"
+        lines.append(_format_promise(text, f"{latency.p99_ms:.1f} ms", latency.p99_ms <= limit_ms))
+    return lines
 
 
 def _format_promise(text: str, value: str, is_kept: bool) -> str:
@@ -192,5 +199,12 @@ def _format_scale(scale: Scale) -> list[str]:
         f"{wave.calls} calls under way at the same moment through `{wave.tool}`: all answered within "
         f"{wave.wall_s:.1f} s, {wave.cpu_ms:.2f} ms CPU a call."
         for wave in scale.waves
+    ]
+    lines += ["", "| sessions that wait | connections | calls | median ms | p99 ms | most ms |"]
+    lines.append("|--:|--:|--:|--:|--:|--:|")
+    lines += [
+        f"| {scale.waiting:,} | {each.connections} | {each.calls:,} | {each.median_ms:.1f} | {each.p99_ms:.1f} "
+        f"| {each.most_ms:.1f} |"
+        for each in scale.latencies
     ]
     return lines

@@ -121,7 +121,7 @@ def _check_confinement(gateway: Gateway) -> Iterator[Finding]:
         interactions = source.toolset.interactions if isinstance(source.toolset, FeedbackToolset) else {}
         for name, interaction in interactions.items():
             if isinstance(interaction, CodeInteraction):
-                is_complete = interaction.confinement in ("sandbox", "namespaces")
+                is_complete = interaction.confinement == "sandbox"
                 text = f"interaction {name}: programs are confined by {DESCRIPTIONS[interaction.confinement]}"
                 yield Finding("ok" if is_complete else "note", text, "" if is_complete else "install bubblewrap")
 

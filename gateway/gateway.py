@@ -197,20 +197,25 @@ class Gateway:
         finally:
             await session.close()
 
-    async def begin(self, task: Task) -> GatewaySession:
-        """Opens a session without a `with` block; the caller must close it, or give the task a `ttl_s`."""
+    async def begin(
+        self, task: Task, table: Callable[[], ToolTable] | None = None, observers: Sequence[Observer] | None = None
+    ) -> GatewaySession:
+        """Opens a session without a `with` block; the caller must close it, or give the task a `ttl_s`.
+
+        `table` gives the part of the gateway's table that the session may use, and `observers` replace the gateway's.
+        """
         if len(self.sessions) >= self._max_sessions:
             raise TooManySessions(f"{self._max_sessions} sessions are open; close some, or raise the limit")
         if self.start.names:
             await self._wait_for_tools(task)
-        session = self._make_session(secrets.token_urlsafe(24), task)
+        offered = self.table if table is None else table()
+        session = self._make_session(secrets.token_urlsafe(24), task, offered, observers or self.observers)
         session.late_servers = self.start.names
         running = {id(host.source): host for host in self._running}
         hosts = [running[id(source)] for source in session.sources]
         for host in hosts:
-            # Counted before the first await, so that a reload meanwhile cannot close the source.
-            host.users += 1
-            session.stack.callback(host.release)
+            host.users += 1  # before the first await, so that a reload meanwhile cannot close the source
+        session.stack.callback(self._release, session.id, hosts)
         try:
             for host in hosts:
                 await self._open_source(session, host.source)
@@ -219,8 +224,12 @@ class Gateway:
                 await session.stack.aclose()
             raise
         self.sessions[session.id] = session
-        session.stack.callback(self.sessions.pop, session.id, None)
         return session
+
+    def _release(self, session_id: str, hosts: Sequence[_RunningSource]) -> None:
+        self.sessions.pop(session_id, None)
+        for host in hosts:
+            host.release()
 
     async def _wait_for_tools(self, task: Task) -> None:
         """Waits for the servers of the tools that a task names; a task without names gets what listings show."""
@@ -232,8 +241,8 @@ class Gateway:
         if late := sorted(wanted - self.table.tools.keys()) if self.start.names else ():
             raise SessionError(f"no tool named {', '.join(map(repr, late))} yet: {describe_starting(self.start.names)}")
 
-    def _make_session(self, id: str, task: Task) -> GatewaySession:
-        return GatewaySession(id, task, self.table, self.observers, self.argument_checks)
+    def _make_session(self, id: str, task: Task, table: ToolTable, observers: Sequence[Observer]) -> GatewaySession:
+        return GatewaySession(id, task, table, observers, self.argument_checks)
 
     async def _open_source(self, session: GatewaySession, source: Source) -> None:
         inner = await session.stack.enter_async_context(source.toolset.open(session.task_for(source)))

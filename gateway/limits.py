@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -18,7 +18,7 @@ import anyio
 
 from gateway.config.models import Limits
 from gateway.media.media_filter import MediaFilter, MediaStore
-from gateway.toolset import RenamedToolset, Session, Toolset, ToolsetWrapper, hash_session_state
+from gateway.toolset import RenamedToolset, Session, SessionWrapper, Toolset, ToolsetWrapper
 from gateway.truncate import make_truncator
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
@@ -63,6 +63,17 @@ def timeout_of(toolset: Toolset, name: str) -> float:
             name = toolset.inner_names.get(name, name)
         toolset = toolset.inner
     return math.inf
+
+
+def count_calls(toolset: Toolset) -> tuple[int, int]:
+    """The calls of a toolset that run now, and those that wait for their turn."""
+    while isinstance(toolset, ToolsetWrapper):
+        if isinstance(toolset, LimitedToolset):
+            limiters = toolset.limiters.values()
+            running = sum(limiter.limits.at_once - limiter.slots.value for limiter in limiters)
+            return running, sum(limiter.waiting for limiter in limiters)
+        toolset = toolset.inner
+    return 0, 0
 
 
 class RateLimiter:
@@ -166,7 +177,7 @@ class LimitedToolset(ToolsetWrapper):
         self.store = MediaStore() if store is None else store
         self.limits = limits if callable(limits) else lambda name: limits
         self.breaker = breaker
-        self._limiters: dict[str, ToolLimiter] = {}
+        self.limiters: dict[str, ToolLimiter] = {}
         self._listed: Sequence[ToolSpec] | None = None
         self._specs: tuple[ToolSpec, ...] = ()
 
@@ -185,32 +196,25 @@ class LimitedToolset(ToolsetWrapper):
         return replace(spec, hints=replace(spec.hints, pure=True))
 
     def limiter(self, name: str) -> ToolLimiter:
-        limiter = self._limiters.get(name)
+        limiter = self.limiters.get(name)
         if limiter is None:
-            limiter = self._limiters[name] = ToolLimiter(self.limits(name), self.store)
+            limiter = self.limiters[name] = ToolLimiter(self.limits(name), self.store)
         return limiter
 
-    @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Session]:
-        async with self.inner.open(task) as session:
-            yield _LimitedSession(session, self)
+    def open(self, task: Task) -> AbstractAsyncContextManager[Session]:
+        return _LimitedSession(self.inner.open(task), self)
 
 
-class _LimitedSession:
-    __slots__ = ("_owner", "_session")
+class _LimitedSession(SessionWrapper):
+    __slots__ = ("_owner",)
 
-    def __init__(self, session: Session, owner: LimitedToolset) -> None:
-        self._session, self._owner = session, owner
+    def __init__(self, opening: AbstractAsyncContextManager[Session], owner: LimitedToolset) -> None:
+        super().__init__(opening)
+        self._owner = owner
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
         return self._owner.specs
-
-    async def finish(self) -> dict[str, float]:
-        return dict(await self._session.finish())
-
-    async def hash_state(self) -> str | None:
-        return await hash_session_state(self._session)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         limiter, breaker = self._owner.limiter(call.name), self._owner.breaker

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 GROUP = "mtrl.plugins"
 SHIPPED: Mapping[str, tuple[str, ...]] = {
     "agents": ("agent", "serve-policy"),
-    "client_files": ("import",),
+    "client_files": (),
     "cluster": ("render", "wait-for-servers", "--ray", "--ray-servers"),
     "demo": ("demo", "sight", "shelves"),
     "environments": ("environment", "env"),
+    "judge": ("judge",),
     "plan": ("plan",),
     "sandboxes": ("container", "remote", "sandboxes"),
     "scripts": ("scripts", "translate", "--verl-config", "--swift"),
@@ -59,6 +60,8 @@ class Plugin:
     """Names for `model` and `data` that are no files: name -> a `trainer.data.tasks.Example`."""
     jobs: Path | None = None
     """A folder of run files that can be named without their path."""
+    rewards: Mapping[str, str] = field(default_factory=dict)
+    """Reward functions that `function` names: name -> a function, or a class of objects that are called."""
     steppers: tuple[str, ...] = ()
     """Functions that make a stepper of another framework's object, or return None."""
     servers_files: tuple[str, ...] = ()

@@ -98,8 +98,9 @@ class GatewaySession:
         self._scopes: dict[anyio.CancelScope, RunningCall] = {}
         self._finished: dict[str, float] | None = None
         self._done_closing: anyio.Event | None = None
-        self._call_ended = anyio.Event()
-        self._asking = anyio.Lock()
+        self._call_ended: anyio.Event | None = None
+        """Set when a call ends, while the closing session waits for that."""
+        self._asking: anyio.Lock | None = None
         self._opened_at = self._used_at = time.monotonic()
 
     @property
@@ -230,6 +231,7 @@ class GatewaySession:
         """The interaction's reply to a tool's question. It is no turn of the policy's, so its score does not count."""
         if self.feedback_session is None:
             raise SessionError("this session has no interaction")
+        self._asking = self._asking or anyio.Lock()
         async with self._asking:
             return await self.feedback_session.feedback([{"role": "assistant", "content": question}])
 
@@ -309,7 +311,8 @@ class GatewaySession:
     def _end_call(self, scope: anyio.CancelScope) -> None:
         self._scopes.pop(scope, None)
         self._used_at = time.monotonic()
-        self._call_ended.set()
+        if self._call_ended is not None:
+            self._call_ended.set()
 
     def _touch(self) -> None:
         if self.closed:

@@ -6,8 +6,8 @@ Everything callable is a toolset: native functions, an MCP server, feedback inte
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -86,6 +86,34 @@ class ToolsetWrapper:
         return self.inner.open(task)
 
 
+class SessionWrapper:
+    """A session on another toolset's session, which it opens and closes: enter it before use.
+
+    It is no generator, of which ten thousand sessions would hold seventy thousand objects: garbage collection goes
+    through all of them while every call waits.
+    """
+
+    __slots__ = ("_opening", "_session")
+
+    def __init__(self, opening: AbstractAsyncContextManager[Session]) -> None:
+        self._opening = opening
+
+    async def __aenter__(self) -> Self:
+        self._session = await self._opening.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._opening.__aexit__(kind, error, trace)
+
+    async def finish(self) -> Mapping[str, float]:
+        return await self._session.finish()
+
+    async def hash_state(self) -> str | None:
+        return await hash_session_state(self._session)
+
+
 RenameFn = Callable[[ToolSpec], str | None]
 """Returns the name under which a tool is offered, or None to leave it out."""
 
@@ -120,20 +148,19 @@ class RenamedToolset(ToolsetWrapper):
             self._specs = tuple(replace(spec, name=name) for name, spec in named if name is not None)
             self._listed = inner
 
-    @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Session]:
+    def open(self, task: Task) -> AbstractAsyncContextManager[Session]:
         names = self.inner_names
         tools = None if task.tools is None else tuple(names[name] for name in task.tools if name in names)
         create = {names[name]: kwargs for name, kwargs in task.create.items() if name in names}
-        async with self.inner.open(replace(task, tools=tools, create=create)) as session:
-            yield _RenamedSession(session, self)
+        return _RenamedSession(self.inner.open(replace(task, tools=tools, create=create)), self)
 
 
-class _RenamedSession:
-    __slots__ = ("_owner", "_session")
+class _RenamedSession(SessionWrapper):
+    __slots__ = ("_owner",)
 
-    def __init__(self, session: Session, owner: RenamedToolset) -> None:
-        self._session, self._owner = session, owner
+    def __init__(self, opening: AbstractAsyncContextManager[Session], owner: RenamedToolset) -> None:
+        super().__init__(opening)
+        self._owner = owner
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -148,9 +175,6 @@ class _RenamedSession:
     async def finish(self) -> Mapping[str, float]:
         offered = {inner: name for name, inner in self._owner.inner_names.items()}
         return {offered.get(name, name): reward for name, reward in (await self._session.finish()).items()}
-
-    async def hash_state(self) -> str | None:
-        return await hash_session_state(self._session)
 
 
 def add_prefix(inner: Toolset, text: str) -> Toolset:

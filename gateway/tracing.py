@@ -88,8 +88,6 @@ def _route_template(path: str) -> str:
             return "/".join(["/v1/sessions/{id}", *rest])
         case ["", "v1", "live", "sessions", _]:
             return "/v1/live/sessions/{id}"
-        case ["", "v1", "tapes", _]:
-            return "/v1/tapes/{id}"
     return path
 
 

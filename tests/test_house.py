@@ -41,7 +41,7 @@ GATEWAY_IMPORTS = {
     "av": ("media/",),
     "numpy": (),
     # anyio cannot tell whether a task was cancelled, or its code only says so.
-    "asyncio": ("user_code.py",),
+    "asyncio": ("user_code.py", "http/uvicorn_server.py"),  # Accepted sockets are its own.
     "torch": (),
     "transformers": (),
     "trainer": (),
@@ -199,9 +199,7 @@ STARTS_OF_PROCESSES = frozenset({"Popen", "open_process", "run_process", "fork",
 """What starts and ends processes; also the functions of `subprocess` that run a command."""
 COMMANDS = frozenset({"run", "call", "check_call", "check_output"})
 OUTSIDE_THE_ROOM = {
-    "gateway/sandbox/child_limits.py": "a script that runs alone, and becomes the program that it limits",
     "gateway/sandbox/command_server.py": "runs alone inside a sandbox, where what it starts is all that there is",
-    "gateway/sandbox/namespaces.py": "a script that runs alone: the child is the first process of its namespace",
     "gateway/sandbox/state_mount.py": "a script that runs alone: a child holds a namespace of users open",
 }
 """Files that start or end processes themselves, and why."""

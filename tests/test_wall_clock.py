@@ -19,7 +19,6 @@ RECORDED = {
     "gateway/http/activity.py": "when a call ended, for the live view",
     "gateway/http/state.py": "when a session expires, computed from a monotonic deadline",
     "gateway/http/info_routes.py": "when a server's state began, computed from a monotonic time",
-    "gateway/http/tape_routes.py": "when a tape changed, for the list of tapes",
     "gateway/serving.py": "whether a file differs from the one that was read",
     "gateway/mcp_server/call_tasks.py": "when a task was created, as the protocol has it",
     "gateway/mcp_server/resumable_calls.py": "when a task was updated, as the protocol has it",

@@ -1,7 +1,7 @@
 """Runs Python programs of the policy in confined, limited child processes.
 
-Each program has a sandbox of its own, where sandboxes can be started; else `python_programs.py` confines it. Limited
-are: wall clock, CPU time, memory, disk, processes and printed output. A program has an empty environment, an empty
+Each program has a sandbox of its own; a job may accept that it has none where no sandbox can be started. Limited are
+wall clock, CPU time, memory, disk, processes and printed output. A program has an empty environment, an empty
 folder, and no site packages.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -23,8 +24,8 @@ from gateway.process.pipe_process import PIPE_ERRORS, ReadPipe, WritePipe, close
 from gateway.process.reaper import Reaper
 from gateway.process.spawn import kill_group, spawn
 from gateway.sandbox import sandbox_statistics as statistics
-from gateway.sandbox.bubblewrap import Confined
-from gateway.sandbox.python_programs import PYTHON_COMMAND, Confinement, confine, find_confinement, program_folder
+from gateway.sandbox.bubblewrap import Confined, find_problem
+from gateway.sandbox.python_programs import PYTHON_COMMAND, Confinement, limit
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
 
@@ -122,12 +123,13 @@ async def _open_place(
     confinement: Confinement, limits: ProgramLimits, reaper: Reaper | None, source: str
 ) -> AsyncIterator[_Place]:
     """A place for one program: a sandbox, or a folder. At the end all that the program left is gone."""
-    with program_folder() as folder:
-        program = folder.path / "program.py"
+    with tempfile.TemporaryDirectory(prefix="mtrl-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        program = folder / "program.py"
         await anyio.Path(program).write_text(source, encoding="utf-8", errors="replace")
         if confinement != "sandbox":
             numbers = (limits.cpu_s, limits.memory_bytes, limits.file_bytes)
-            yield _Place(confine(confinement, folder, numbers, (*PYTHON_COMMAND, str(program))), folder.path)
+            yield _Place(limit(numbers, (*PYTHON_COMMAND, str(program))), folder)
             return
         settings = SandboxSettings(
             memory_mb=limits.memory_bytes // 2**20,
@@ -185,8 +187,11 @@ async def _write_stdin(pipe: WritePipe, stdin: str) -> None:
 
 def choose_confinement(is_unsafe: bool) -> Confinement:
     """How programs are confined on this machine. Raises ConfigError if they cannot be, unless that is wanted."""
-    confinement = find_confinement()
-    if confinement is None and not is_unsafe:
-        problem = "programs of the policy cannot be confined here: they could read secrets and end the gateway"
-        raise ConfigError(problem, field="unsafe", remedy="install bubblewrap, or accept that with `unsafe: true`")
-    return confinement or "none"
+    if (problem := find_problem()) is None:
+        return "sandbox"
+    if not is_unsafe:
+        message = (
+            f"programs of the policy cannot be confined here: they could read secrets and end the gateway: {problem}"
+        )
+        raise ConfigError(message, field="unsafe", remedy="install bubblewrap, or accept that with `unsafe: true`")
+    return "none"

@@ -225,34 +225,6 @@ class LiveSessions(StrictModel):
     data: list[LiveSession]
 
 
-class Tape(StrictModel):
-    """A recorded tape."""
-
-    name: str
-    changed_at: float
-    """Unix time."""
-    lines_bytes: Count
-    """Size of its lines, without its media."""
-
-
-class Tapes(StrictModel):
-    """Response of GET /v1/tapes."""
-
-    object: Literal["list"]
-    data: list[Tape]
-
-
-class TapeContents(Tape):
-    """Response of GET /v1/tapes/{id}."""
-
-    summary: Json
-    """Counts of its contents."""
-    start: Count
-    """Index of the first session in this response; set `from` for others."""
-    sessions: list[Json]
-    """Calls and results of each session, shortened."""
-
-
 class ToolMessage(StrictModel):
     """A chat message with a tool's result."""
 
@@ -379,6 +351,13 @@ class Health(StrictModel):
     reload_refusal: ReloadRefusal | None = None
     """Why the changed files are not in use, if they were refused."""
     sandboxes: Sandboxes | None = None
+
+
+class Readiness(StrictModel):
+    """Response of GET /readyz."""
+
+    status: Literal["ok", "degraded"]
+    """`degraded`: some servers are not up."""
 
 
 class ErrorDetail(StrictModel):

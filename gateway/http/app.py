@@ -7,7 +7,7 @@ from functools import cache, partial
 
 from starlette.types import ASGIApp
 
-from gateway.http import activity_routes, api_models, info_routes, session_routes, tape_routes
+from gateway.http import activity_routes, api_models, info_routes, session_routes
 from gateway.http.endpoint import DisconnectWatcher, Endpoint, Handler, make_router
 from gateway.http.exchange import Request, Response
 from gateway.http.openapi import STREAM, Operation, openapi_document
@@ -126,20 +126,17 @@ OPERATIONS = (
         status=202,
         errors=(404,),
     ),
-    Operation("GET", "/v1/tapes", tape_routes.list_tapes, "List the tapes", api_models.Tapes),
+    Operation("GET", "/healthz", info_routes.get_health, "Health of the gateway and its servers", api_models.Health),
     Operation(
         "GET",
-        "/v1/tapes/{id}",
-        tape_routes.read_tape,
-        "Read the sessions on a tape",
-        api_models.TapeContents,
-        errors=(404, 409, 422),
-        query={"from": ("0",)},
+        "/readyz",
+        info_routes.get_readiness,
+        "Whether tools can be called",
+        api_models.Readiness,
+        errors=(503,),
     ),
-    Operation("GET", "/healthz", info_routes.get_health, "Health of the gateway and its servers", api_models.Health),
     Operation("GET", "/metrics", info_routes.get_metrics, "Prometheus metrics", "text/plain"),
     Operation("GET", "/openapi.json", get_openapi, "This document", "application/json"),
-    Operation("GET", "/docs", info_routes.get_docs, "This document as a web page", "text/html"),
     Operation("GET", "/ui", info_routes.get_ui_page, "The web UI", "text/html"),
     Operation("GET", "/ui/{id}", info_routes.get_ui_file, "A file of the web UI", _FILES, errors=(404,)),
 )

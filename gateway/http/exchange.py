@@ -16,8 +16,6 @@ from gateway.large_json import run_beside
 from gateway.wire import dumps, dumps_large
 
 Headers = tuple[tuple[bytes, bytes], ...]
-MAX_QUERY_NUMBER = 999_999_999
-"""The highest number in a query."""
 PIECE_BYTES = 262_144
 """A larger body is sent in several pieces, between which other requests are served."""
 ErrorType = Literal[
@@ -101,7 +99,7 @@ def session_not_found() -> Problem:
 
 def not_found(path: str) -> Problem:
     """The 404 for an unknown path."""
-    return Problem(404, "not_found", f"There is nothing at {path[:200]}.", remedy="See /docs for what there is.")
+    return Problem(404, "not_found", f"There is nothing at {path[:200]}.", remedy="See /openapi.json.")
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -132,15 +130,6 @@ class Request:
             remedy = f"Use one of: {', '.join(choices)}."
             raise Problem(422, "invalid_request", f"{name} has an unknown value.", remedy=remedy, param=name)
         return value
-
-    def query_number(self, name: str) -> int:
-        """A query parameter that must be a non-negative integer; 0 is the default."""
-        query: str = self.scope["query_string"].decode("latin-1")
-        value = parse_qs(query, keep_blank_values=True).get(name, ["0"])[-1]
-        if not (value.isascii() and value.isdigit() and len(value) <= len(str(MAX_QUERY_NUMBER))):
-            remedy = f"Use an integer from 0 to {MAX_QUERY_NUMBER}."
-            raise Problem(422, "invalid_request", f"{name} is not a number.", remedy=remedy, param=name)
-        return int(value)
 
     async def read_body(self) -> bytes:
         """The body. Large ones are checked beside the event loop first, since parsing holds it."""

@@ -1,22 +1,18 @@
-"""Routes about the gateway itself: the tool list, its servers, health, metrics, /docs and the web UI.
+"""Routes about the gateway itself: the tool list, its servers, health, metrics and the web UI.
 
-The web UI's files and /docs contain no data, so they need no token, and they load nothing from other hosts.
+The web UI's files contain no data, so they need no token, and they load nothing from other hosts.
 """
 
 from __future__ import annotations
 
-import base64
-import re
 import time
-from functools import cache
-from hashlib import sha256
-from importlib.resources import files
+from collections.abc import Iterable
 from typing import Any
 
 import anyio
 from starlette.types import ASGIApp
 
-from gateway.http.exchange import Headers, Problem, Request, Response, built_response, json_response, not_found
+from gateway.http.exchange import Problem, Request, Response, built_response, json_response, not_found
 from gateway.http.served_gateway import RestartableServer, restartable_servers
 from gateway.http.session_routes import MAX_QUICK_TOOLS, are_large, specs_to_json
 from gateway.http.state import AppState
@@ -51,8 +47,7 @@ async def get_health(app: AppState, request: Request) -> ASGIApp:
     servers = {
         status.name: status_to_json(status) for status in (server.status for server in restartable_servers(app.gateway))
     }
-    all_up = all(server["state"] == "up" for server in servers.values())
-    value: dict[str, Any] = {"status": "ok" if all_up else "degraded"}
+    value: dict[str, Any] = {"status": _summarize(server["state"] for server in servers.values())}
     if request.scope.get("trusted"):
         table, refusal = app.gateway.table, app.gateway.reload_refusal
         value |= {
@@ -67,6 +62,20 @@ async def get_health(app: AppState, request: Request) -> ASGIApp:
         }
     count = sum(len(server["quarantined"]) for server in servers.values()) + len(value.get("set_aside", ()))
     return await built_response(lambda: value, is_large=count > MAX_QUICK_TOOLS)
+
+
+async def get_readiness(app: AppState, request: Request) -> ASGIApp:
+    """GET /readyz: 503 while servers start for the first time, and while no tool at all can be called."""
+    states = [server.status.state for server in restartable_servers(app.gateway)]
+    if app.gateway.start.names:
+        raise Problem(503, "unavailable", "Servers are starting.", remedy="GET /healthz names them.")
+    if any(state == "up" for state in states) or any(tool.source.trusted for tool in app.gateway.table.tools.values()):
+        return json_response({"status": _summarize(states)})
+    raise Problem(503, "unavailable", "No tool can be called.", remedy="GET /healthz says why each server is down.")
+
+
+def _summarize(states: Iterable[str]) -> str:
+    return "ok" if all(state == "up" for state in states) else "degraded"
 
 
 async def get_server(app: AppState, request: Request) -> ASGIApp:
@@ -139,33 +148,3 @@ async def get_ui_file(app: AppState, request: Request) -> ASGIApp:
     if file is None:
         raise not_found(f"/ui/{name}")
     return file
-
-
-async def get_docs(app: AppState, request: Request) -> ASGIApp:
-    """GET /docs: the OpenAPI document as a page."""
-    page, headers = _docs_page()
-    return Response(page, content_type=b"text/html; charset=utf-8", headers=headers)
-
-
-@cache
-def _docs_page() -> tuple[bytes, Headers]:
-    """The page and a Content-Security-Policy that allows only its own inline script and style, by hash."""
-    page = files("gateway.http").joinpath("docs.html").read_text(encoding="utf-8")
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"style-src {_csp_hash(page, 'style')}",
-            f"script-src {_csp_hash(page, 'script')}",
-            "connect-src 'self'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-        )
-    )
-    return page.encode(), ((b"content-security-policy", policy.encode()), (b"referrer-policy", b"no-referrer"))
-
-
-def _csp_hash(page: str, tag: str) -> str:
-    match = re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-    content = match.group(1) if match else ""
-    return f"'sha256-{base64.b64encode(sha256(content.encode()).digest()).decode()}'"

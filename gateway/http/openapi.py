@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.types import ASGIApp
 
 from gateway.http import api_models
-from gateway.http.exchange import MAX_QUERY_NUMBER, Request
+from gateway.http.exchange import Request
 from gateway.http.state import AppState
 from gateway.version import installed_version
 
@@ -111,8 +111,6 @@ def _parameters(operation: Operation) -> list[Schema]:
 
 
 def _query_schema(words: tuple[str, ...]) -> Schema:
-    if words == ("0",):
-        return {"type": "integer", "minimum": 0, "maximum": MAX_QUERY_NUMBER, "default": 0}
     return {"type": "string", "enum": list(words), "default": words[0]}
 
 

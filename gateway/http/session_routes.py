@@ -128,6 +128,7 @@ class HeldSession:
     def __init__(self, http_session: HttpSession, build: Callable[[], dict[str, Any]]) -> None:
         """`build` makes the first line."""
         self.http_session, self._build = http_session, build
+        self._closed = http_session.closed = anyio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store"))
@@ -138,7 +139,7 @@ class HeldSession:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._close_on_disconnect, receive)
                 tasks.start_soon(_send_heartbeats, send)
-                await self.http_session.closed.wait()
+                await self._closed.wait()
                 tasks.cancel_scope.cancel()
         finally:
             await self.http_session.session.close()

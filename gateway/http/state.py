@@ -31,7 +31,8 @@ class HttpSession:
     session: ServedSession
     strict_schemas: Mapping[str, Mapping[str, Any]]
     """Original parameters of the tools by name, if the policy saw those with strict schemas that can have one."""
-    closed: anyio.Event
+    closed: anyio.Event | None = None
+    """Set when it is closed, where its connection waits for that."""
     is_strict: bool = False
     calls: int = 0
 
@@ -74,7 +75,7 @@ class AppState:
     async def open_session(self, task: Task, *, strict: bool) -> HttpSession:
         session = await self.gateway.begin(task)
         schemas = {spec.name: spec.parameters for spec in session.specs} if strict else {}
-        http_session = HttpSession(session, schemas, anyio.Event(), strict)
+        http_session = HttpSession(session, schemas, is_strict=strict)
         self.sessions[session.id] = http_session
         session.stack.callback(self._forget, session.id)
         return http_session
@@ -87,4 +88,5 @@ class AppState:
         return http_session
 
     def _forget(self, id: str) -> None:
-        self.sessions.pop(id).closed.set()
+        if (closed := self.sessions.pop(id).closed) is not None:
+            closed.set()

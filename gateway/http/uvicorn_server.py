@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
+import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from typing import Any, Literal
 
@@ -32,6 +34,12 @@ SHUTDOWN_TIMEOUT_S = 5
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that none is closed while a request is sent on it."""
 MAX_OPEN_FILES = 65_536
+GC_OBJECTS = 50_000
+"""New objects after which the young ones are collected; a session has 47."""
+ACCEPT_PAUSE_S = 1.0
+"""How long no connection is accepted after one that could not be, because there is no file for it."""
+
+log = logging.getLogger(__name__)
 
 
 class StopSignal:
@@ -59,14 +67,57 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+        self._accepting = anyio.CancelScope()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        async with anyio.create_task_group() as self._connecting:
+            await super().serve(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        for listening in sockets or ():
+            listening.setblocking(False)
+            listening.listen(self.config.backlog)
+            self._connecting.start_soon(self._accept, listening)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.stop_accepting(sockets)
+        await super().shutdown(sockets)
+
+    def stop_accepting(self, sockets: list[socket.socket] | None) -> None:
+        self._accepting.cancel()
+        for listening in sockets or ():
+            listening.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        """Accepts all connections that wait. uvloop takes one between two turns of all others, so that with 512 busy
+        callers the last one waited for three seconds."""
+        with self._accepting:
+            while True:
+                await anyio.wait_readable(listening)
+                try:
+                    for _ in range(self.config.backlog):
+                        self._connecting.start_soon(self._connect, listening.accept()[0])
+                except BlockingIOError:
+                    continue
+                except OSError as error:  # too many open files, or the client is gone already
+                    log.warning("a connection was not accepted: %s", error)
+                    await anyio.sleep(ACCEPT_PAUSE_S)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        with suppress(OSError):  # the client is gone already
+            await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, connection)
+
+    def _make_protocol(self) -> Any:
+        config = self.config
+        return config.http_protocol_class(  # type: ignore[call-arg]
+            config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
 
 class _GatewayServer(Server):
@@ -92,8 +143,7 @@ class _GatewayServer(Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for listening in self.servers:
-            listening.close()
+        self.stop_accepting(sockets)
         self._disconnects.stopping.set()
         async with anyio.create_task_group() as closing:
             for session in list(self._gateway.sessions.values()):
@@ -107,12 +157,13 @@ async def serve(
     *,
     stop: StopSignal,
     ready: Callable[[str], None],
-    mounts: Mapping[str, ASGIApp] | None = None,
+    build: Callable[[DisconnectWatcher], ASGIApp] | None = None,
     background: Sequence[AbstractAsyncContextManager[Any]] = (),
 ) -> None:
     """Binds the port, enters the gateway and the background contexts, and serves until `stop` is called.
 
-    `ready` is called with the URL once the server accepts connections.
+    `ready` is called with the URL once the server accepts connections. `build` makes the application, if it is to
+    have more than the HTTP API.
     """
     check_token_required(settings)
     with stop.scope, bind_socket(settings) as listening:
@@ -122,7 +173,7 @@ async def serve(
                 await stack.enter_async_context(context)
             url = server_url(settings, listening)
             disconnects = DisconnectWatcher()
-            served = build_app(gateway, settings, disconnects, mounts)
+            served = build(disconnects) if build else build_app(gateway, settings, disconnects)
             traces = await stack.enter_async_context(tracing(os.environ))
             if traces is not None:
                 gateway.observers.append(traces.observe)
@@ -159,7 +210,7 @@ def run(
     gateway: ServedGateway,
     settings: Settings,
     *,
-    mounts: Mapping[str, ASGIApp] | None = None,
+    build: Callable[[DisconnectWatcher], ASGIApp] | None = None,
     background: Sequence[AbstractAsyncContextManager[Any]] = (),
 ) -> None:
     """Serves until SIGTERM or SIGINT; a second signal stops at once."""
@@ -168,7 +219,7 @@ def run(
         stop = StopSignal()
         async with anyio.create_task_group() as tasks:
             await tasks.start(stop_on_signals, stop)
-            await serve(gateway, settings, stop=stop, ready=_start_serving, mounts=mounts, background=background)
+            await serve(gateway, settings, stop=stop, ready=_start_serving, build=build, background=background)
             tasks.cancel_scope.cancel()
 
     _raise_open_file_limit()
@@ -232,9 +283,11 @@ def _start_serving(url: str) -> None:
     # Garbage collection stops every thread. It now passes over what lasts as long as the server.
     gc.collect()
     gc.freeze()
+    # By default, 700 more objects make a collection, and every tenth passes over sessions too.
+    gc.set_threshold(GC_OBJECTS, 10, 10)
     _announce(url)
 
 
 def _announce(url: str) -> None:
-    sys.stdout.write(f"mtrl-gateway: {url} (tools: /v1/tools, MCP: /mcp, docs: /docs); web UI: {url}/ui\n")
+    sys.stdout.write(f"mtrl-gateway: {url} (tools: /v1/tools, MCP: /mcp, API: /openapi.json); web UI: {url}/ui\n")
     sys.stdout.flush()

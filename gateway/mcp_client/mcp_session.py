@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from gateway.elicitation import ElicitationAnswers
+from gateway.config.rollout_variables import needs_folder
 from gateway.errors import Unavailable
 from gateway.mcp_client.catalog_tools import call_catalog_tool
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.decode import is_heavy, to_result
 from gateway.mcp_client.errors import JSONRPC_ERROR, UpstreamError, ended_by_policy
-from gateway.mcp_client.listing import ToolListing
 from gateway.mcp_client.parse_hook import MCPBaseTool, apply_parser
-from gateway.mcp_client.pool import ConnectionPool, unavailable_error
+from gateway.mcp_client.pool import unavailable_error
 from gateway.mcp_client.rollout_folder import RolloutIdentity, to_policy, to_server
 from gateway.mcp_client.server_requests import with_answers
 from gateway.native.base import OpenAIFunctionToolSchema
@@ -28,6 +28,9 @@ from gateway.sandbox.network_refusals import add_refusals
 from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Text, ToolCall, ToolResult, ToolSpec
+
+if TYPE_CHECKING:
+    from gateway.mcp_client.mcp_toolset import McpToolset
 
 ResultParser = MCPBaseTool | Callable[..., MCPBaseTool]
 """A parser for the results of any tool, or a factory that builds one from a tool's schema."""
@@ -90,62 +93,51 @@ class McpSession:
     A shared server is meant to have no state, so calls go on after its restart, but a session that had used it is told.
     """
 
-    __slots__ = (
-        "_answers",
-        "_closed",
-        "_connection",
-        "_get_listing",
-        "_is_shared",
-        "_lock",
-        "_parsers",
-        "_pool",
-        "_rollout",
-        "_used",
-        "states",
-    )
+    __slots__ = ("_closed", "_connection", "_lock", "_rollout", "_toolset", "_used")
 
-    def __init__(
-        self,
-        pool: ConnectionPool,
-        get_listing: Callable[[], ToolListing],
-        parsers: ResultParsers,
-        rollout: RolloutIdentity,
-        *,
-        is_shared: bool,
-        answers: ElicitationAnswers | None = None,
-    ) -> None:
-        self._rollout, self._answers = rollout, answers
-        self.states: PreparedStates | None = None
-        """Those that its processes begin from, where each has a folder."""
-        self._pool, self._get_listing, self._parsers, self._is_shared = pool, get_listing, parsers, is_shared
+    def __init__(self, toolset: McpToolset, rollout: RolloutIdentity) -> None:
+        self._toolset, self._rollout = toolset, rollout
         self._connection: Connection | None = None
         self._used: Connection | None = None
         """The shared connection that answered this session last."""
         self._lock: anyio.Lock | None = None
         self._closed = False
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        return self._get_listing().specs
+        return self._toolset.specs
+
+    @property
+    def _states(self) -> PreparedStates | None:
+        """Those that its processes begin from, where each has a folder."""
+        return self._toolset.prepared_states if needs_folder(self._toolset.config) else None
 
     async def finish(self) -> Mapping[str, float]:
         return {}
 
     async def hash_state(self) -> str | None:
         """The hash of the folder of this rollout's process; as it was prepared if no process was started."""
-        if self.states is None:
+        if (states := self._states) is None:
             return None
         if self._connection is None:
-            return await self.states.hash_prepared(self._rollout.state)
+            return await states.hash_prepared(self._rollout.state)
         folder, reason = self._connection.transport.folder, self._connection.close_reason
         if reason is not None and reason.policy_doing:
             return f"ended: {reason.policy_doing}"  # No state has this hash.
         if folder is None or reason is not None:
             raise Unavailable(f"the state at the end was lost: {reason}")
-        return await self.states.hash_folder(folder, self._connection.transport.mounted_by)
+        return await states.hash_folder(folder, self._connection.transport.mounted_by)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
-        spec = self._get_listing().by_name.get(call.name)
+        spec = self._toolset.listing.by_name.get(call.name)
         if spec is None:
             return unknown_tool_result(call.name, self.specs)
         arguments = _parse_arguments(call.arguments)
@@ -158,8 +150,8 @@ class McpSession:
             connected = perf_counter()
             if (folder := connection.transport.folder) is not None:
                 arguments = to_server(arguments, folder)
-            context = with_answers(context, self._answers)
-            if (method := self._get_listing().catalog.get(call.name)) is not None:
+            context = with_answers(context, self._toolset.answers)
+            if (method := self._toolset.listing.catalog.get(call.name)) is not None:
                 raw = await call_catalog_tool(connection, method, arguments, context)
             else:
                 raw = await connection.request("tools/call", {"name": call.name, "arguments": arguments}, context)
@@ -168,22 +160,24 @@ class McpSession:
             error.reason = to_policy(error.reason, folder)
             return _failed_result(error, {"connect": connected - started, "upstream": perf_counter() - connected})
         answered = perf_counter()
-        result = await self._parsers.parse(spec, raw)
+        result = await self._toolset.result_parsers.parse(spec, raw)
         timing = {
             "connect": connected - started,
             "upstream": answered - connected,
             "parse": perf_counter() - answered,
         }
         before, self._used = self._used, connection
-        if self._is_shared and before is not None and before is not connection and _keeps_state(connection):
+        if self._toolset.is_shared and before is not None and before is not connection and _keeps_state(connection):
             result = replace(result, parts=(*result.parts, _STATE_LOST), metrics={**result.metrics, "state_lost": 1})
         if (sandbox := connection.transport.sandbox) is not None:
             result = add_refusals(result, sandbox.take_refusals())
         return replace(result, timing=timing)
 
     async def _get_connection(self) -> Connection:
-        connection = await (self._pool.acquire(self._rollout) if self._is_shared else self._get_leased_connection())
-        connection.protocol.header_maps = self._get_listing().header_maps
+        connection = await (
+            self._toolset.pool.acquire(self._rollout) if self._toolset.is_shared else self._get_leased_connection()
+        )
+        connection.protocol.header_maps = self._toolset.listing.header_maps
         return connection
 
     async def _get_leased_connection(self) -> Connection:
@@ -191,7 +185,7 @@ class McpSession:
             self._lock = self._lock or anyio.Lock()
             async with self._lock:
                 if self._connection is None:
-                    self._connection = await self._pool.acquire(self._rollout)
+                    self._connection = await self._toolset.pool.acquire(self._rollout)
         if self._closed:
             # The session closed while it waited for the connection, so only this call can release it.
             self.close()
@@ -204,7 +198,7 @@ class McpSession:
     def close(self) -> None:
         self._closed = True
         if self._connection is not None:
-            self._pool.release(self._connection)
+            self._toolset.pool.release(self._connection)
 
 
 def _keeps_state(connection: Connection) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from gateway.config.models import Server
-from gateway.config.rollout_variables import find_rollout_problem, needs_folder
+from gateway.config.rollout_variables import find_rollout_problem
 from gateway.elicitation import ElicitationAnswers
 from gateway.errors import ConfigError
 from gateway.mcp_client.auth.credentials import Credentials
@@ -27,6 +27,7 @@ from gateway.mcp_client.auth.oauth_credentials import build_credentials
 from gateway.mcp_client.catalog_tools import add_catalog_tools
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.errors import CloseReason, UpstreamError
+from gateway.mcp_client.http_client import HttpAccess
 from gateway.mcp_client.listing import ToolListing, read_listing
 from gateway.mcp_client.mcp_session import McpSession, ResultParser, ResultParsers
 from gateway.mcp_client.pool import ConnectionPool, LeasedConnections, SharedConnection, unavailable_error
@@ -69,9 +70,10 @@ class McpToolset:
         """
         if (found := find_rollout_problem(config)) is not None:
             raise ConfigError(found.problem, file=f"mcp server {name!r}", field=found.field, remedy=found.remedy)
+        HttpAccess.of(config).check()
         self.name, self.config, self.services = name, config, services
         self.answers = None if config.answers is None else ElicitationAnswers(name, config.answers)
-        self.credentials = credentials or build_credentials(name, config, services.http_clients.get_client)
+        self.credentials = credentials or build_credentials(name, config, services.http_clients.for_server(config))
         self.prepared_states = PreparedStates(config.state, config.states, config.state_ignore)
         self.result_parsers = ResultParsers(parse or {})
         self.on_notification: list[NotificationListener] = []
@@ -192,18 +194,10 @@ class McpToolset:
             return ""
         return f"start it: {self.config.start}" if self.config.start else self._state.close_reason.remedy
 
-    @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Session]:
+    def open(self, task: Task) -> AbstractAsyncContextManager[Session]:
         """A session without a connection yet, since many rollouts never call."""
-        rollout = RolloutIdentity.of_task(task)
         self.prepared_states.check(task, self.owner)
-        pool, parsers, is_shared = self.pool, self.result_parsers, self.is_shared
-        session = McpSession(pool, lambda: self.listing, parsers, rollout, is_shared=is_shared, answers=self.answers)
-        session.states = self.prepared_states if needs_folder(self.config) else None
-        try:
-            yield session
-        finally:
-            session.close()
+        return McpSession(self, RolloutIdentity.of_task(task))
 
     async def request(
         self, method: str, params: Mapping[str, Any], context: Context = DEFAULT_CONTEXT, *, timeout_s: float = 60.0

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import lru_cache
 from types import TracebackType
@@ -88,14 +88,8 @@ class NativeToolset:
         for pool in self.processes.values():
             await pool.close()
 
-    @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Session]:
-        session = _NativeSession(self, task)
-        try:
-            await session.create()
-            yield session
-        finally:
-            await session.release()
+    def open(self, task: Task) -> AbstractAsyncContextManager[Session]:
+        return _NativeSession(self, task)
 
 
 class _Instance(NamedTuple):
@@ -123,11 +117,16 @@ class _NativeSession:
     def specs(self) -> Sequence[ToolSpec]:
         return self._toolset.specs
 
-    async def create(self) -> None:
+    async def __aenter__(self) -> Self:
         """Creates an instance of each class tool of the task."""
-        for name, tool in self._toolset.tools.items():
-            if isinstance(tool, ClassTool) and (self._task.tools is None or name in self._task.tools):
-                await self._create_instance(name, tool.tool)
+        try:
+            for name, tool in self._toolset.tools.items():
+                if isinstance(tool, ClassTool) and (self._task.tools is None or name in self._task.tools):
+                    await self._create_instance(name, tool.tool)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
 
     async def _create_instance(self, name: str, tool: BaseTool) -> None:
         """The id is chosen before `create` is called, so that a `create` that fails half-way is released too."""
@@ -203,7 +202,9 @@ class _NativeSession:
         rewards = await self._call_all("calc_reward")
         return {name: float(rewards[name]) for name in self._instances if isinstance(rewards.get(name), int | float)}
 
-    async def release(self) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._instances:
             with anyio.CancelScope(shield=True):
                 await self._call_all("release")

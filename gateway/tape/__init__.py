@@ -16,5 +16,3 @@ from __future__ import annotations
 from gateway.tape.record import RecordedGateway as RecordedGateway
 from gateway.tape.record import record_gateway as record_gateway
 from gateway.tape.replay import ReplayGateway as ReplayGateway
-from gateway.tape.tape_file import TapeSummary as TapeSummary
-from gateway.tape.tape_file import summarize_tape as summarize_tape

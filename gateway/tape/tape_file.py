@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -60,43 +60,12 @@ class AnswerEntry(TapeItem):
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TapeSummary:
-    """Counts of what is on a tape."""
-
-    mtrl: str
-    """The version that recorded it."""
-    sessions: int
-    closed: int
-    """Sessions that were recorded to their end."""
-    tools: dict[str, int]
-    """Calls by tool, in descending order."""
-    feedback: int
-    blobs: int
-    bytes: int
-    torn: bool
-    """Whether the recording was cut off in the middle of its last line."""
-
-    @property
-    def calls(self) -> int:
-        return sum(self.tools.values())
-
-    def __str__(self) -> str:
-        tools = ", ".join(f"{name} {count}" for name, count in self.tools.items()) or "none"
-        ends = f" ({self.sessions - self.closed} cut short)" if self.closed < self.sessions else ""
-        return (
-            f"{self.sessions} sessions{ends}, {self.calls} calls ({tools}), {self.feedback} feedback turns, "
-            f"{self.blobs} media, {self.bytes} bytes, recorded by mtrl {self.mtrl}"
-        )
-
-
 class Tape:
     """An index of a tape, built by `load_tape`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = path / "tape.jsonl"
-        self.mtrl = ""
         self.is_truncated = False
         self.listings: list[tuple[ToolSpec, ...]] = []
         self.sessions_by_task: dict[str, list[SessionRecord]] = defaultdict(list)
@@ -105,8 +74,6 @@ class Tape:
         """By the digest of the task, why no session could be opened for it."""
         self.answers: dict[str, dict[tuple[str, int], list[AnswerEntry]]] = defaultdict(lambda: defaultdict(list))
         """By `after`, then by request and position (see `RequestKey`)."""
-        self.tools: Counter[str] = Counter()
-        self.feedback = 0
         self.blobs: set[str] = set()
         self.sessions: dict[int, SessionRecord] = {}
         self.closed: set[int] = set()
@@ -121,19 +88,6 @@ class Tape:
     @cached_property
     def pure(self) -> frozenset[str]:
         return frozenset(spec.name for spec in self.specs if spec.hints.pure)
-
-    @property
-    def summary(self) -> TapeSummary:
-        return TapeSummary(
-            mtrl=self.mtrl,
-            sessions=len(self.sessions),
-            closed=len(self.closed),
-            tools=dict(self.tools.most_common()),
-            feedback=self.feedback,
-            blobs=len(self.blobs),
-            bytes=sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file()),
-            torn=self.is_truncated,
-        )
 
     def find_sessions(self, task: Task) -> list[SessionRecord]:
         """The recorded sessions of a task in the order of opening; if opening one failed, raises the same error."""
@@ -172,11 +126,9 @@ class Tape:
             case "unopened":
                 self.refused_tasks[digest_task(line["task"])] = line["refused"]
             case "call":
-                self.tools[line["name"]] += 1
                 call = ToolCall(line["id"], line["name"], line["arguments"])
                 self._add_entry(line, digest_call(call, line["audience"]), offset, size)
             case "feedback":
-                self.feedback += 1
                 messages = self._messages[line["session"]]
                 messages[line["same"] :] = line["messages"]
                 self._add_entry(line, digest_feedback(messages), offset, size)
@@ -223,11 +175,6 @@ def load_tape(path: str | Path) -> Tape:
     return tape
 
 
-def summarize_tape(path: str | Path) -> TapeSummary:
-    """Counts of what is on a tape; raises `ReplayError` if it cannot be replayed."""
-    return load_tape(path).summary
-
-
 def _parse_line(tape: Tape, line: FileLine) -> None:
     try:
         if line.is_too_long:
@@ -251,7 +198,6 @@ def _read_header(tape: Tape, line: TapeLine) -> None:
     if line["format"] != FORMAT:
         remedy = f"replay it with mtrl {line.get('mtrl', 'of its time')}, or record it again"
         raise ReplayError(f"{tape.file}: format {line['format']!r}; this mtrl reads format {FORMAT}; {remedy}")
-    tape.mtrl = line["mtrl"]
     tape.listings.append(decode_specs(line["specs"]))
 
 

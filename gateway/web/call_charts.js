@@ -1,6 +1,5 @@
 // Inline charts and chips for calls (outcomes, durations, phases), each with a text equivalent.
-import { count, el, number, percent, seconds, svg } from "./dom.js";
-import { quantile } from "./metrics.js";
+import { el, number, percent, seconds } from "./dom.js";
 
 export const OUTCOMES = ["ok", "error", "invalid", "timeout", "unavailable", "unknown", "cancelled"];
 /** An explanation of each outcome. */
@@ -31,18 +30,6 @@ export function outcomeBar(outcomes) {
 }
 
 export const atMost = value => value === Infinity ? "longer" : seconds(value);
-
-/** A histogram of durations, from milliseconds on the left to minutes on the right. */
-export function latencyBars(bins) {
-  const most = Math.max(1, ...bins.map(([, n]) => n)), wide = 5, high = 20;
-  const words = `median at most ${atMost(quantile(bins, .5))}, 95 % at most ${atMost(quantile(bins, .95))}`;
-  return svg("svg", { class: "bins", viewBox: `0 0 ${bins.length * wide} ${high}`, width: bins.length * wide, height: high,
-      role: "img", "aria-label": words },
-    svg("title", {}, [words, ...bins.filter(([, n]) => n).map(([to, n]) => `up to ${atMost(to)}: ${count(n, "call")}`)].join("\n")),
-    svg("line", { x1: 0, x2: bins.length * wide, y1: high - .5, y2: high - .5, class: "floor" }),
-    bins.map(([, n], place) => n && svg("rect", { x: place * wide, width: wide - 1, rx: .5,
-      height: Math.max(2, (high - 1) * n / most), y: high - 1 - Math.max(2, (high - 1) * n / most) })));
-}
 
 /** The phases of one call as a bar with a legend. */
 export function phaseStrip(timing, whole) {

@@ -5,11 +5,10 @@ import { overview } from "./overview.js";
 import { perTool } from "./metrics.js";
 import { servers } from "./servers.js";
 import { sessions } from "./sessions.js";
-import { tapes } from "./tapes.js";
 import { tools } from "./tools.js";
 
 const AGAIN_MS = 2000;
-const VIEWS = { "": ["Overview", overview], servers: ["Servers", servers], tools: ["Tools", tools], calls: ["Calls", calls], sessions: ["Sessions", sessions], tapes: ["Tapes", tapes] };
+const VIEWS = { "": ["Overview", overview], servers: ["Servers", servers], tools: ["Tools", tools], calls: ["Calls", calls], sessions: ["Sessions", sessions] };
 const state = { health: null, tools: [], stats: new Map() };
 let open = { name: null, view: null };
 

@@ -1,6 +1,6 @@
 // The overview: servers, those with problems first and with remedies, then the statistics of each tool.
 import { clock, count, el, percent, put, integer } from "./dom.js";
-import { atMost, latencyBars, outcomeBar } from "./call_charts.js";
+import { atMost, outcomeBar } from "./call_charts.js";
 import { quantile } from "./metrics.js";
 import { STATE_LABELS, ranked, serverLink, serverOf } from "./servers.js";
 
@@ -88,7 +88,7 @@ function sandboxes(counts) {
 function performance(body) {
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Tool statistics" }, el("table", {},
     el("thead", {}, el("tr", {}, [["Tool", "tight"], ["Description", "spare"], ["Calls", "number tight"], ["Outcomes", "tight"],
-      ["ok", "number tight"], ["Median ≤", "number tight"], ["95 % ≤", "number tight"], ["Durations", "tight"]]
+      ["ok", "number tight"], ["Median ≤", "number tight"], ["95 % ≤", "number tight"]]
       .map(([words, kind]) => el("th", { scope: "col", class: kind }, words)))), body));
 }
 
@@ -100,6 +100,5 @@ function rows(state) {
     el("td", { class: "cut rest dim spare" }, descriptions.get(name) ?? (name === "(unknown)" ? "names of tools that don't exist" : "")),
     el("td", { class: "number" }, integer(one.calls)), el("td", {}, outcomeBar(one.outcomes)),
     el("td", { class: "number" }, percent((one.outcomes.ok ?? 0) / one.calls)),
-    el("td", { class: "number" }, atMost(quantile(one.bins, .5))), el("td", { class: "number" }, atMost(quantile(one.bins, .95))),
-    el("td", {}, latencyBars(one.bins))));
+    el("td", { class: "number" }, atMost(quantile(one.bins, .5))), el("td", { class: "number" }, atMost(quantile(one.bins, .95)))));
 }

@@ -3,7 +3,7 @@ import { count, el, put } from "./dom.js";
 import { copyButton, fold, pretty } from "./result.js";
 import { closeSessions, tryTool } from "./try_tool.js";
 import { serverLink, serverOf } from "./servers.js";
-import { atMost, latencyBars, outcomeBar } from "./call_charts.js";
+import { atMost, outcomeBar } from "./call_charts.js";
 import { quantile } from "./metrics.js";
 import { schemaView } from "./schema.js";
 
@@ -72,7 +72,7 @@ function toolView(tool, state) {
       el("p", { class: "row small dim" }, hints.title ? el("span", {}, hints.title) : null, serverOf(tool) === null ? el("span", {}, tool.owner) : el("span", {}, "from server ", el("a", { class: "plain", href: serverLink(serverOf(tool)) }, serverOf(tool))), tags.map(tag => el("span", { class: "tag" }, tag))),
       tool.description ? el("p", { class: "description" }, tool.description) : null,
       stats?.calls ? el("div", { class: "row centre small dim number" }, count(stats.calls, "call"), outcomeBar(stats.outcomes),
-        latencyBars(stats.bins), `median at most ${atMost(quantile(stats.bins, .5))}`) : null),
+        `median at most ${atMost(quantile(stats.bins, .5))}`) : null),
     el("div", { class: "halves" },
       el("section", { class: "stack" }, el("h3", {}, "Parameters"), schemaView(tool.parameters, tool.parameters),
         fold("Schema as JSON", pretty(tool.parameters), copyButton(() => JSON.stringify(tool.parameters, null, 2))),

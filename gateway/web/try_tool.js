@@ -1,8 +1,7 @@
 // The "Try it" panel of a tool: arguments from a form or as JSON, and the same call that a policy would make.
 import { ABSENT, InputError, control, parseJson } from "./schema_form.js";
 import { fetchJson, el, put } from "./dom.js";
-import { copyButton, fold, resultView } from "./result.js";
-import { curl } from "./curl.js";
+import { fold, resultView } from "./result.js";
 
 /** Idle time after which a session expires that could not be closed, such as that of a browser that crashed. */
 const TTL_S = 600;
@@ -20,7 +19,7 @@ export function tryTool(tool) {
   let form = control(tool.parameters), raw = null;
   const fields = el("div", {}, form.node), output = el("div", { class: "stack", "aria-live": "polite" });
   const create = el("textarea", { rows: 2, spellcheck: "false", placeholder: '{"ground_truth": "7"}', id: "create" });
-  const run = el("button", { class: "first", type: "submit" }, "Call"), code = el("pre", { class: "wrap" });
+  const run = el("button", { class: "first", type: "submit" }, "Call");
 
   const argumentsJson = () => {
     if (raw) return raw.value;
@@ -30,7 +29,6 @@ export function tryTool(tool) {
   const call = () => ({ tool_calls: [{ id: "try", type: "function", function: { name: tool.name, arguments: argumentsJson() } }],
     layout: "parts", ...(tool.audience === "loop" ? { audience: "loop" } : {}) });
   const sessionBody = () => ({ tools: [tool.name], ttl_s: TTL_S, ...(create.value.trim() ? { create: { [tool.name]: parseJson(create.value, "Session arguments", create) } } : {}) });
-  const show = () => { try { code.textContent = curl(tool, call(), sessionBody()); } catch (error) { code.textContent = `# ${error.message}`; } };
 
   const switchMode = () => {
     const mode = modes.querySelector("input:checked").value;
@@ -50,7 +48,6 @@ export function tryTool(tool) {
       raw ? (modes.querySelector("[value=json]").checked = true) : (modes.querySelector("[value=form]").checked = true, raw = null);
       showError(output, error);
     }
-    show();
   };
   const modes = el("fieldset", { class: "modes row centre small", on: { change: switchMode } }, el("legend", { class: "unseen" }, "Argument format"),
     [["form", "Form"], ["json", "JSON"]].map(([value, words], at) =>
@@ -85,13 +82,11 @@ export function tryTool(tool) {
   const sessionNote = el("div", { class: "small dim row centre" }, pure ? "The tool keeps no state, so it needs no session."
     : [el("label", { class: "row centre tightrow" }, keep, "Keep the session for further calls"), isOpen]);
   const keyed = event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.currentTarget.requestSubmit(); };
-  const node = el("form", { class: "stack", on: { submit, keydown: keyed, input: show } },
+  const node = el("form", { class: "stack", on: { submit, keydown: keyed } },
     el("div", { class: "row between centre" }, el("h3", {}, "Try it"), modes), fields,
     pure ? null : fold("Session arguments", el("label", { class: "label", for: "create" }, "Arguments of the tool's create, as JSON"), create),
-    el("div", { class: "row centre" }, run, el("span", { class: "tiny dim keyhint" }, el("kbd", {}, "Ctrl"), " ", el("kbd", {}, "Enter"))), sessionNote, output,
-    fold("As a curl command", code, copyButton(() => code.textContent)));
+    el("div", { class: "row centre" }, run, el("span", { class: "tiny dim keyhint" }, el("kbd", {}, "Ctrl"), " ", el("kbd", {}, "Enter"))), sessionNote, output);
   showSession();
-  show();
   return node;
 }
 

@@ -1,7 +1,4 @@
-"""Renders Kubernetes manifests: an indexed Job for the ranks, a StatefulSet for SGLang servers, a shared volume.
-
-The first half are parts that KubeRay shares: metadata, volumes, containers, YAML.
-"""
+"""Renders Kubernetes manifests: an indexed Job for the ranks, a StatefulSet for SGLang servers, a shared volume."""
 
 from __future__ import annotations
 

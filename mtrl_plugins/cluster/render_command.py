@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 render = typer.Typer(
     no_args_is_help=True,
-    help="Write the files that run a job on a cluster: for Slurm, Kubernetes or KubeRay.\n\n"
+    help="Write the files that run a job on a cluster: for Slurm or Kubernetes.\n\n"
     "Nothing is submitted: each file says at its head what it starts, how to submit it, and where its logs are.",
 )
 app.add_typer(render, name="render")
@@ -185,7 +185,7 @@ def kubernetes(
     Relative paths in the run file lead from /workspace, where pods mount the volume. Needs Kubernetes 1.31 or later.
     """
     with report_errors():
-        from mtrl_plugins.cluster.cluster_plan import ClusterOptions, parse_environment
+        from mtrl_plugins.cluster.cluster_plan import ClusterOptions, parse_environment, write_files
         from mtrl_plugins.cluster.kubernetes import SERVER_IMAGE, WORKSPACE, PodOptions, check_image, render_kubernetes
 
         options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
@@ -193,54 +193,10 @@ def kubernetes(
         check_image("--server-image", server_image or SERVER_IMAGE)
         job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
         plan = _plan(config, job, WORKSPACE)
-        _write_manifests(plan, render_kubernetes(plan, options, server_image or SERVER_IMAGE), out, "kubernetes")
-
-
-@render.command()
-def kuberay(
-    config: ConfigOption,
-    image: ImageOption,
-    nodes: NodesOption = 1,
-    gpus: GpusOption = 8,
-    server_nodes: ServerNodesOption = None,
-    time: TimeOption = None,
-    name: NameOption = None,
-    namespace: NamespaceOption = None,
-    storage_class: StorageClassOption = None,
-    storage: StorageOption = "500Gi",
-    claim: ClaimOption = None,
-    secret: SecretOption = None,
-    cpus: CpusOption = None,
-    memory: MemoryOption = None,
-    retries: RetriesOption = 3,
-    env: EnvOption = None,
-    out: OutOption = None,
-) -> None:
-    """Write a RayJob: KubeRay makes a Ray cluster, on which `mtrl-train --ray` places ranks and servers.
-
-    mtrl-train render kuberay --config run.yaml --image registry/mtrl-ray:1 --nodes 4 --storage-class nfs --out ray/
-
-    The image needs mtrl-rl[ray] and, where it serves, SGLang. Relative paths in the run file lead from /workspace.
-    """
-    with report_errors():
-        from mtrl_plugins.cluster.cluster_plan import ClusterOptions, parse_environment
-        from mtrl_plugins.cluster.kuberay import render_kuberay
-        from mtrl_plugins.cluster.kubernetes import WORKSPACE, PodOptions
-
-        options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
-        options.check()
-        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
-        plan = _plan(config, job, WORKSPACE)
-        _write_manifests(plan, render_kuberay(plan, options), out, "kuberay")
-
-
-def _write_manifests(plan: ClusterPlan, files: Mapping[str, str], out: Path | None, kind: str) -> None:
-    from mtrl_plugins.cluster.cluster_plan import write_files
-
-    folder = (out or Path(kind) / plan.name).absolute()
-    write_files(folder, files)
-    command = f"kubectl apply -f {shlex.quote(str(folder))}"
-    _print_plan(plan, folder, [f"{command}    (first read {folder / 'README.md'})"])
+        folder = (out or Path("kubernetes") / plan.name).absolute()
+        write_files(folder, render_kubernetes(plan, options, server_image or SERVER_IMAGE))
+        command = f"kubectl apply -f {shlex.quote(str(folder))}"
+        _print_plan(plan, folder, [f"{command}    (first read {folder / 'README.md'})"])
 
 
 @app.command("wait-for-servers", hidden=True)

@@ -1,19 +1,18 @@
 """Runs bash on a script where nothing but bash can act: no files, no network, no programs, limits on everything.
 
-Bubblewrap confines bash where it is installed and works, else namespaces made by `gateway/sandbox`. Inside there
-are bash, a few text programs, stubs, and small folders in memory that are gone afterwards.
+Bubblewrap confines bash. Inside there are bash, a few text programs, stubs, and small folders in memory that are gone
+afterwards.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,11 +21,11 @@ from subprocess import DEVNULL, TimeoutExpired
 from typing import IO
 
 from gateway.process.spawn import StartOptions, end_process, run_command, spawn
-from gateway.sandbox import namespaces
-from gateway.sandbox.child_limits import NOBODY
 from mtrl_plugins.scripts import stubs
 
 SYSTEM_PATH = "/usr/bin:/bin"
+NOBODY = 65534
+"""The user that bash runs as if this process is root's."""
 BIN = "/mtrl/bin"
 DEADLINE_S = 10.0
 """Seconds until all processes of a script are killed."""
@@ -93,35 +92,22 @@ def system_files() -> tuple[tuple[str, str], ...]:
 
 
 def run_confined(jail: Jail, deadline_s: float = DEADLINE_S) -> Ended:
-    """Runs bash in a jail; only where `confinement()` is not None."""
-    start = confinement()
-    if start is None:
-        raise RuntimeError("bash cannot be confined here")
-    return start(jail, deadline_s)
+    """Runs bash in a jail; only where `can_confine()`."""
+    with ExitStack() as stack:
+        words = list(_bubblewrap_options(jail, stack))
+        descriptors = [int(words[index + 1]) for index, word in enumerate(words) if word == "--ro-bind-data"]
+        return _run([*words, "--", *jail.launcher], deadline_s, descriptors)
 
 
 @cache
-def confinement() -> Callable[[Jail, float], Ended] | None:
-    """The first way to confine bash that works on this machine."""
-    return next((start for start in (run_in_bubblewrap, run_in_namespaces) if _works(start)), None)
-
-
-def _works(start: Callable[[Jail, float], Ended]) -> bool:
+def can_confine() -> bool:
     """True if a script inside records its command, and neither reads a file outside nor sees its processes."""
     script = f'[[ ! -e {sys.executable} && ! -e /etc/passwd ]] && cat "$0" | (read -r x; probe "${{x:0:1}}")'
     files = {"/mtrl/script": script, f"{BIN}/probe": '#!/bin/bash -p\nprintf "%s" "$1" >&200\n'}
     with suppress(OSError):  # No `bwrap`, no `ldd`, no `bash`.
         jail = Jail(["/mtrl/script"], TEMPORARY, files, {}, {"PATH": BIN, "HOME": TEMPORARY}, dict(system_files()))
-        return start(jail, DEADLINE_S).records == b"["
+        return run_confined(jail).records == b"["
     return False
-
-
-def run_in_bubblewrap(jail: Jail, deadline_s: float) -> Ended:
-    """Runs bash in bubblewrap."""
-    with ExitStack() as stack:
-        words = list(_bubblewrap_options(jail, stack))
-        descriptors = [int(words[index + 1]) for index, word in enumerate(words) if word == "--ro-bind-data"]
-        return _run([*words, "--", *jail.launcher], deadline_s, descriptors, as_nobody=True)
 
 
 def _bubblewrap_options(jail: Jail, stack: ExitStack) -> Iterator[str]:
@@ -143,41 +129,20 @@ def _bubblewrap_options(jail: Jail, stack: ExitStack) -> Iterator[str]:
         yield from ("--setenv", name, value)
 
 
-def run_in_namespaces(jail: Jail, deadline_s: float) -> Ended:
-    """Runs bash in namespaces of its own, which `namespaces.py` makes in a process of its own."""
-    layout = {
-        "memory_folders": jail.memory_folders, "folder_bytes": FOLDER_BYTES, "programs": dict(jail.programs),
-        "files": dict(jail.files), "links": dict(jail.links), "folders": [jail.folder, jail.environment["HOME"]],
-        "environment": dict(jail.environment), "launcher": jail.launcher, "user": NOBODY,
-        "writable": [],
-    }  # fmt: skip
-    with tempfile.TemporaryFile() as content:
-        content.write(json.dumps(layout).encode())
-        content.seek(0)
-        return _run([sys.executable, "-I", namespaces.__file__, "-"], deadline_s, [], content)
-
-
-def _run(
-    words: Sequence[str],
-    deadline_s: float,
-    descriptors: Sequence[int],
-    stdin: IO[bytes] | None = None,
-    *,
-    as_nobody: bool = False,
-) -> Ended:
+def _run(words: Sequence[str], deadline_s: float, descriptors: Sequence[int]) -> Ended:
     """Runs a command whose output goes into files, and kills its process group in the end."""
     alive, held = os.pipe()
     with tempfile.TemporaryFile() as records, tempfile.TemporaryFile() as messages, open(alive, "rb", 0) as alive_pipe:
         try:
             options = StartOptions(
-                stdin=stdin if stdin is not None else DEVNULL,
+                stdin=DEVNULL,
                 stdout=records,
                 stderr=messages,
                 cwd="/",
                 env={"PATH": SYSTEM_PATH},
                 pass_fds=(*descriptors, held),
             )
-            if as_nobody and os.geteuid() == 0:
+            if os.geteuid() == 0:
                 options["user"] = NOBODY
             process = spawn(words, **options)
         finally:

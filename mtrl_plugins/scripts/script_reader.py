@@ -84,7 +84,7 @@ class ScriptReader:
         """All training commands of a script, in the order in which they are launched."""
         text = read_script_text(file)
         environment, hidden = pass_environment(text)
-        if confine.confinement() is None:
+        if not confine.can_confine():
             problem = "scripts are read by bash, which is not installed or cannot be confined here"
             remedy = "install bash and bubblewrap, or name the command itself instead of its script"
             raise ConfigError(problem, file=display_path(file), remedy=remedy)

@@ -79,9 +79,7 @@ _LOGGER, _PRM = _names("compat_names", "get_logger"), _names("compat_names", "pr
 _PLUGIN = _names("compat_names", "rm_plugins", "DefaultRMPlugin")
 _MODELS = _names("compat_names", "rm_plugins", "prms", "PRM")
 _TURNS = _names("schedulers", "MultiTurnScheduler", "RolloutScheduler", "multi_turns")
-_SCHEDULERS = _names(
-    "schedulers", "GYMScheduler", "OpenEnvScheduler", "MathTipsScheduler", "ThinkingModelTipsScheduler"
-)
+_SCHEDULERS = _names("schedulers", "GYMScheduler")
 _ENV, _CONTEXT = _names("schedulers", "Env", "envs"), _names("schedulers", "ContextManager", "context_managers")
 _REWARDS = _names("orm", "ORM", "AsyncORM", "orms")
 _SHIPPED = _names("orm", "Format", "MathAccuracy", "ReActFormat", "RepetitionPenalty", "SoftOverlong")
@@ -107,7 +105,6 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     # Release 4.
     "swift.rollout": {**_TURNS, **_ENV},
     "swift.rollout.multi_turn": {**_TURNS, **_SCHEDULERS, **_MESSAGES},
-    "swift.rollout.openenv_wrapper": {"OpenEnvWrapper": "mtrl_plugins.swift.schedulers:OpenEnvWrapper"},
     "swift.rollout.gym_env": {**_ENV, **_CONTEXT},
     "swift.rewards": {**_REWARDS, **_MODELS},
     "swift.rewards.orm": {**_REWARDS, **_SHIPPED},
@@ -120,6 +117,8 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
 """Module of ms-swift -> name -> mtrl's object as `module:name`."""
 
 ALTERNATIVES: Mapping[str, str] = {
+    "swift.rollout.openenv_wrapper": "the setting `environment: openenv:URL`",
+    "swift.rollout.multi_turn.OpenEnvScheduler": "the setting `environment: openenv:URL`",
     "swift.plugin.loss_scale": "the setting `algorithm.credit.trained_turns` chooses the tokens to train",
     "swift.loss_scale": "the setting `algorithm.credit.trained_turns` chooses the tokens to train",
     "swift.plugin.loss": "the setting `algorithm.name` chooses the loss",

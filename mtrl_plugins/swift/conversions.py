@@ -17,7 +17,7 @@ from mtrl_plugins.scripts.conversions import (
 from mtrl_plugins.scripts.key_table import KeyTable, SourceConfig, UnsupportedValue, parse_count, parse_number
 
 STEPPER = "mtrl_plugins.swift.stepper:named"
-BUILTIN_SCHEDULERS = ("gym_scheduler", "math_tip_trick", "openenv_scheduler", "thinking_tips_scheduler")
+BUILTIN_SCHEDULERS = ("gym_scheduler",)
 """Multi-turn schedulers that need no plug-in file."""
 REWARD_OPTIONS = ("soft_max_length", "soft_cache_length", "repetition_n_grams", "repetition_max_penalty", "seed")
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import anyio
 
-from gateway.errors import ConfigError, safe_repr
+from gateway.errors import safe_repr
 from gateway.native.thread_pool import shared_threads
-from mtrl_plugins.swift.orm import MathAccuracy, find_registered
+from mtrl_plugins.swift.orm import find_registered
 from mtrl_plugins.swift.protocol import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
@@ -207,141 +204,6 @@ class _TurnRecord:
 
 CLOSE_TIMEOUT_S = 10.0
 """The time that an environment has to close."""
-MAX_TRIES = 3
-"""How often a call to the environment's server is tried, with a new connection each time."""
-RETRY_S = 2.0
-"""The pause before the second try; later ones are longer."""
-
-
-class OpenEnvWrapper:
-    """A connection to the environment at `base_url`; its methods block."""
-
-    def __init__(self, env_config: dict[str, Any]) -> None:
-        self.base_url = env_config.get("base_url", "http://localhost:8000")
-        self.reset_kwargs = dict(env_config.get("reset_kwargs") or {})
-        self._client: Any = None
-
-    def reset(self) -> tuple[Any, Any]:
-        """Starts an episode; returns the observation and metadata."""
-        result = self._call("reset", **self.reset_kwargs)
-        return result.observation, getattr(result, "metadata", None)
-
-    def step(self, action: dict[str, Any]) -> tuple[Any, float, bool, Any]:
-        """Takes an action; returns the observation, the reward, whether the episode is done, and metadata."""
-        result = self._call("step", action)
-        return result.observation, float(result.reward or 0.0), bool(result.done), getattr(result, "metadata", None)
-
-    def close(self) -> None:
-        """Closes the connection."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.__exit__(None, None, None)
-
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        for attempt in range(1, MAX_TRIES + 1):
-            try:
-                return getattr(self._connect(), name)(*args, **kwargs)
-            except ConfigError:
-                raise
-            except Exception:  # boundary: the client raises errors of whatever transport it uses
-                self._client = None
-                if attempt == MAX_TRIES:
-                    raise
-                time.sleep(RETRY_S * attempt)
-        raise AssertionError
-
-    def _connect(self) -> Any:
-        if self._client is None:
-            try:
-                library = import_module("openenv.core.generic_client")
-            except ImportError as error:
-                remedy = "run `pip install openenv`, or override `_create_env`"
-                raise ConfigError("OpenEnvScheduler needs openenv, which is not installed", remedy=remedy) from error
-            self._client = library.GenericEnvClient(base_url=self.base_url).sync()
-            self._client.__enter__()
-        return self._client
-
-
-class OpenEnvScheduler(MultiTurnScheduler):
-    """Runs the environment that a row's `env_config` names. Subclasses override parsing, formatting, or the hooks.
-
-    The state of each rollout is kept under its request's `uuid`, by the names that ms-swift's subclasses use.
-    """
-
-    def __init__(self, infer_engine: Any = None, max_turns: int | None = None, *args: Any, **kwargs: Any) -> None:
-        super().__init__(infer_engine, max_turns, *args, **kwargs)
-        self._envs: dict[str | None, Any] = {}
-        self._total_rewards: dict[str | None, float] = {}
-        self._step_rewards: dict[str | None, list[float]] = {}
-        self._pending_obs: dict[str | None, str | None] = {}
-
-    def _create_env(self, env_config: dict[str, Any]) -> Any:
-        return OpenEnvWrapper(env_config)
-
-    async def _close_and_remove(self, uuid: str | None) -> None:
-        """Closes a rollout's environment and drops its state."""
-        env = self._envs.pop(uuid, None)
-        for state in (self._total_rewards, self._step_rewards, self._pending_obs):
-            state.pop(uuid, None)
-        if env is not None:
-            with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
-                await call_user_function(env.close)
-
-    async def run(
-        self, infer_request: RolloutInferRequest, request_config: RequestConfig, **kwargs: Any
-    ) -> RolloutOutput | list[RolloutOutput]:
-        try:
-            return await super().run(infer_request, request_config, **kwargs)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._close_and_remove(infer_request.uuid)
-
-    async def on_trajectory_start(self, requests: list[RolloutInferRequest]) -> None:
-        for request in requests:
-            config = {**getattr(self, "env_config_defaults", {}), **(request.data_dict.get("env_config") or {})}
-            env = self._envs[request.uuid] = await call_user_function(self._create_env, config)
-            observation, _ = await call_user_function(env.reset)
-            system = config.get("system_message")
-            text = await call_user_function(self.format_observation, observation)
-            request.messages = [{"role": "system", "content": system}] if system else []
-            request.messages.append({"role": "user", "content": text})
-            self._total_rewards[request.uuid], self._step_rewards[request.uuid] = 0.0, []
-
-    async def on_turn_end(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
-    ) -> dict[str, Any]:
-        uuid = infer_request.uuid
-        action = await call_user_function(self.parse_action, response_choice.message.content)
-        observation, reward, done, _ = await call_user_function(self._envs[uuid].step, action)
-        self._total_rewards[uuid] += float(reward)
-        self._step_rewards[uuid].append(float(reward))
-        self._pending_obs[uuid] = None if done else await call_user_function(self.format_observation, observation)
-        infos = {"total_reward": self._total_rewards[uuid], "step_rewards": [*self._step_rewards[uuid]]}
-        return {"done": bool(done), "rollout_infos": {**infos, "gym_done": bool(done)}}
-
-    async def step(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
-    ) -> Any:
-        observation = self._pending_obs.pop(infer_request.uuid, None)
-        if observation is not None:
-            infer_request.messages.append({"role": "user", "content": observation})
-        return {"infer_request": infer_request}
-
-    def parse_action(self, text: str) -> dict[str, Any]:
-        """The action in the policy's text: a JSON object, in a code block or not, or else `{"message": text}`."""
-        text = text.strip()
-        lines = text.splitlines()
-        if len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip().startswith("```"):
-            text = "\n".join(lines[1:-1]).strip()
-        try:
-            action = json.loads(text)
-        except ValueError:
-            return {"message": text}
-        return action if isinstance(action, dict) else {"message": str(action)}
-
-    def format_observation(self, observation: Any) -> str:
-        """The observation as text for the policy."""
-        return json.dumps(observation, ensure_ascii=False, default=str)
 
 
 class Env(ABC):
@@ -460,70 +322,4 @@ class GYMScheduler(MultiTurnScheduler):
         )
 
 
-THINKING_ENDS = ("<answer>", "</think>")
-"""Texts that end the thinking of a turn."""
-
-
-class _TipsScheduler(MultiTurnScheduler):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.acc_func = kwargs.get("acc_function") or MathAccuracy()
-
-    def _is_correct(self, request: RolloutInferRequest, answer: str) -> bool:
-        if "solution" not in request.data_dict:
-            remedy = "add this column with the correct answers"
-            raise ConfigError("the row has no such column", field="solution", remedy=remedy)
-        return bool(self.acc_func([answer], [request.data_dict["solution"]])[0] == 1)
-
-
-class MathTipsScheduler(_TipsScheduler):
-    """Replaces the answer by a tip within the policy's turn, which continues."""
-
-    tips_prompt = "Wait, that cannot be right. Let me look at it once more:"
-
-    def check_finished(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
-    ) -> bool:
-        answer = infer_request.messages[-1]["content"]
-        if self.tips_prompt in answer or self._is_correct(infer_request, answer):
-            return True
-        return super().check_finished(infer_request, response_choice, current_turn)
-
-    def step(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
-    ) -> Any:
-        last = infer_request.messages[-1]
-        thinking = min((last["content"].partition(end)[0] for end in THINKING_ENDS), key=len)
-        last["content"] = thinking + self.tips_prompt
-        return {"infer_request": infer_request}
-
-
-class ThinkingModelTipsScheduler(_TipsScheduler):
-    """Gives the tip as a user turn, and removes the thinking of earlier turns."""
-
-    tips_prompt = "That is not the right answer. Go through it again, step by step, and find the mistake."
-
-    def check_finished(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
-    ) -> bool:
-        *before, last = infer_request.messages
-        if self.tips_prompt in before[-1]["content"] or self._is_correct(infer_request, last["content"]):
-            return True
-        return super().check_finished(infer_request, response_choice, current_turn)
-
-    def step(
-        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
-    ) -> Any:
-        for message in infer_request.messages:
-            if message["role"] == "assistant":
-                message["content"] = message["content"].rpartition("</think>")[2].strip()
-        infer_request.messages.append({"role": "user", "content": self.tips_prompt})
-        return {"infer_request": infer_request}
-
-
-multi_turns: dict[str, Any] = {
-    "gym_scheduler": GYMScheduler,
-    "math_tip_trick": MathTipsScheduler,
-    "openenv_scheduler": OpenEnvScheduler,
-    "thinking_tips_scheduler": ThinkingModelTipsScheduler,
-}
+multi_turns: dict[str, Any] = {"gym_scheduler": GYMScheduler}

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.errors import ConfigError
 from mtrl_plugins.task_maker.chain import Chain, check_again, find_shorter
 from mtrl_plugins.task_maker.explore import Examples, Explorer, KnowsNothing, try_random_policies
-from mtrl_plugins.task_maker.questions import MAX_QUESTION, Rewording, tells_answer, write_question
+from mtrl_plugins.task_maker.questions import MAX_QUESTION, tells_answer, write_question
 from mtrl_plugins.task_maker.server_sessions import AT_ONCE, Dropped, Server, run_concurrently
 from mtrl_plugins.task_maker.values import split_of
 
@@ -88,8 +88,8 @@ Progress = Callable[[int, int, str], None]
 class TaskMaker:
     """Makes the tasks of a server. The same seed and server give the same tasks."""
 
-    def __init__(self, server: Server, settings: MakeSettings, rewording: Rewording | None, progress: Progress) -> None:
-        self.server, self._settings, self.rewording, self._progress = server, settings, rewording, progress
+    def __init__(self, server: Server, settings: MakeSettings, progress: Progress) -> None:
+        self.server, self._settings, self._progress = server, settings, progress
         self._explorer = Explorer(server, settings.seed, settings.examples)
         self._wanted = _quotas(settings)
         self._keys: set[str] = set()
@@ -153,12 +153,9 @@ class TaskMaker:
             try:
                 chain = await self._explorer.explore(*batch[at])
                 self._make_task(chain)  # What this drops is not executed again.
-                task = self._make_task(await self._confirm(chain))
+                return self._make_task(await self._confirm(chain))
             except Dropped as reason:
                 return reason
-            if self.rewording is None:
-                return task
-            return MadeTask(task.chain, await self.rewording.reword(task.question, task.chain))
 
         return await run_concurrently(len(batch), explore)
 

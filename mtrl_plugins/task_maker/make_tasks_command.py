@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mtrl_plugins.task_maker.make_tasks import MakeSettings, TaskMaker
-
-REWORD_KEY = "MTRL_REWORD_KEY"
 
 
 @app.command("make-tasks")
@@ -37,11 +34,6 @@ def make_tasks(
     examples: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Arguments that no schema tells, such as SQL: see below")
     ] = None,
-    reword_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="OpenAI-compatible API that rewords questions, such as https://HOST/v1"),
-    ] = None,
-    reword_model: Annotated[str, typer.Option(metavar="MODEL", help=f"Its model. The key: {REWORD_KEY}")] = "",
 ) -> None:
     """Make verifiable tasks from an MCP server, without a judge or a key.
 
@@ -70,7 +62,7 @@ def make_tasks(
     written: list[Path] = []
     with report_errors(stopped=lambda: _describe_stop(written)):
         anyio.run(_make, mcp, server, out, _read_options(n, levels, held_out, seed, examples),
-                  (state, tuple(tool or ())), (reword_url, reword_model), Console(), written)  # fmt: skip
+                  (state, tuple(tool or ())), Console(), written)  # fmt: skip
 
 
 def _describe_stop(written: list[Path]) -> str:
@@ -96,26 +88,20 @@ MAX_LEVEL = 12
 
 async def _make(
     mcp: Path, name: str, out: Path, settings: MakeSettings, chosen: tuple[str | None, tuple[str, ...]],
-    reword: tuple[str | None, str], console: Console, written: list[Path],
+    console: Console, written: list[Path],
 ) -> None:  # fmt: skip
     from mtrl_plugins.task_maker.make_tasks import TaskMaker
     from mtrl_plugins.task_maker.output import check_output
-    from mtrl_plugins.task_maker.questions import Rewording
     from mtrl_plugins.task_maker.server_sessions import describe_server, open_server
     from trainer.view.progress import show_task_making
 
     check_output(out)
-    url, model = reword
     started = time.monotonic()
     async with AsyncExitStack() as stack:
-        rewording = Rewording(url, model, os.environ.get(REWORD_KEY, "")) if url else None
-        if rewording is not None:
-            stack.push_async_callback(rewording.aclose)
-            await rewording.check()
         server = await stack.enter_async_context(open_server(mcp, name, *chosen))
         console.print(describe_server(server), markup=False)
         with show_task_making(console) as progress:
-            maker = TaskMaker(server, settings, rewording, progress)
+            maker = TaskMaker(server, settings, progress)
             stack.callback(lambda: _write(out, maker, mcp, time.monotonic() - started, console, written))
             await maker.make()
 

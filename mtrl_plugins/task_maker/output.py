@@ -76,7 +76,7 @@ def format_report(maker: TaskMaker, seconds: float) -> str:
 
 
 def _report_lines(maker: TaskMaker, seconds: float) -> Iterator[str]:
-    report, server, rewording = maker.report, maker.server, maker.rewording
+    report, server = maker.report, maker.server
     yield f"{report.total} tasks of the server `{server.name}`, from {report.explored} chains, in {seconds:.0f} s."
     yield ""
     yield "| level (calls) | training | held out |"
@@ -92,8 +92,6 @@ def _report_lines(maker: TaskMaker, seconds: float) -> Iterator[str]:
         yield "The server has no folder of its own, so that only answers are graded."
     if unused := maker.unused_tools:
         yield f"Not used, since their results have more than {MAX_RESULT:,} characters: {', '.join(unused)}."
-    if rewording is not None:
-        yield f"Reworded: {rewording.taken}; refused: {rewording.refused}; no answer: {rewording.failed}."
     if limit := maker.describe_limit():
         yield limit
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from gateway.errors import ConfigError, Unavailable
-from gateway.feedback.simulated import ChatEndpoint
 from gateway.types import ToolSpec
 from mtrl_plugins.task_maker.chain import Chain, Step
 from mtrl_plugins.task_maker.values import Path, Value, leaves
@@ -20,7 +17,6 @@ MAX_QUESTION = 2_000
 OPENINGS = ("", "Use the tools. ", "With the tools at hand: ")
 ANSWER = "What is {what}? Answer with #### and the value."
 FUNCTION_WORDS = {"as", "at", "by", "for", "from", "in", "is", "of", "on", "to", "with"}
-_NUMBER = re.compile(r"\d+")
 _SENTENCE = re.compile(r"(.+?[.!?])(?=\s|$)", re.DOTALL)
 
 
@@ -104,101 +100,4 @@ def _answer_text(answer: Value, last: Step, steps: int) -> str:
 
 def tells_answer(question: str, answer: Value) -> bool:
     """Whether the answer stands in the question as a word."""
-    return _has_word(question.casefold(), answer.text.casefold())
-
-
-def _has_word(text: str, word: str) -> bool:
-    """Whether a text has a word, and not only as a part of a longer one."""
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
-
-
-def added_numbers(question: str, original: str) -> set[str]:
-    """Numbers that a reworded question tells and the original does not."""
-    return set(_NUMBER.findall(question)) - set(_NUMBER.findall(original))
-
-
-def missing_values(question: str, chain: Chain) -> list[str]:
-    """The values that a question must tell and does not; empty for one of the templates."""
-    linked = {(at, path) for at, step in enumerate(chain.steps) for path in step.links}
-    named = {
-        json.dumps(value, ensure_ascii=False).strip('"')
-        for at, step in enumerate(chain.steps)
-        for path, value in _scalars(step.arguments)
-        if (at, path) not in linked
-    }
-    return sorted(text for text in named if not _has_word(question, text))
-
-
-def _scalars(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The texts and numbers of arguments, with their places; a person says what a boolean means in other words."""
-    if isinstance(value, Mapping | list):
-        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _scalars(item, (*path, key))
-    elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        yield path, value
-
-
-TIMEOUT_S, RETRIES = 60.0, 2
-MOST_FAILED = 16
-"""Requests in a row without an answer after which the model is not asked any more."""
-PROMPT = (
-    "Reword this request as a person would ask it. Keep every value exactly as it is, the order of what is to be done,"
-    " and every condition. Do not answer it, and write nothing else."
-)
-ANSWER_FORM = ANSWER.partition("? ")[2]
-
-
-@dataclass
-class Rewording:
-    """The endpoint, with how often its texts were taken."""
-
-    url: str
-    model: str
-    key: str = ""
-    taken: int = 0
-    refused: int = 0
-    failed: int = 0
-
-    def __post_init__(self) -> None:
-        self._failed_in_row = 0
-        self._endpoint = ChatEndpoint(self.url, self.key, TIMEOUT_S, RETRIES)
-
-    async def check(self) -> None:
-        """Asks the model for one text; raises ConfigError if there is no answer."""
-        if not self.model:
-            raise ConfigError("is missing", field="--reword-model", remedy="name the model that rewords questions")
-        try:
-            await self._complete("Find the box of an item: item 412.")
-        except (Unavailable, TimeoutError) as error:
-            remedy = "correct the URL, --reword-model, or the key in MTRL_REWORD_KEY"
-            raise ConfigError(f"no question can be reworded: {error}", field="--reword-url", remedy=remedy) from error
-
-    async def reword(self, question: str, chain: Chain) -> str:
-        """The question in other words, or as it is."""
-        if self._failed_in_row >= MOST_FAILED:
-            self.failed += 1
-            return question
-        try:
-            text = await self._complete(question)
-        except (Unavailable, TimeoutError):
-            self.failed += 1
-            self._failed_in_row += 1
-            return question
-        self._failed_in_row = 0
-        if chain.answer is not None and "####" not in text:
-            text = f"{text} {ANSWER_FORM}"
-        tells = chain.answer is not None and tells_answer(text, chain.answer)
-        changes_values = missing_values(text, chain) or added_numbers(text, question)
-        if not text or len(text) > MAX_QUESTION or tells or changes_values:
-            self.refused += 1
-            return question
-        self.taken += 1
-        return text
-
-    async def _complete(self, question: str) -> str:
-        messages = [{"role": "system", "content": PROMPT}, {"role": "user", "content": question}]
-        return (await self._endpoint.complete({"model": self.model, "messages": messages})).strip()
-
-    async def aclose(self) -> None:
-        """Closes the connections."""
-        await self._endpoint.aclose()
+    return re.search(rf"(?<!\w){re.escape(answer.text.casefold())}(?!\w)", question.casefold()) is not None

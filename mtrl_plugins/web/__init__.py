@@ -1,4 +1,4 @@
 """The web UI for runs: reads their folders while they may be written, and treats all their text as untrusted.
 
-`app.py` serves it for `mtrl-train view`, `export.py` writes it as one file, and the scripts beside them draw it.
+`app.py` serves it for `mtrl-train view`, and the scripts beside them draw it.
 """

@@ -2,7 +2,7 @@
 
 import { $, count, el, keepFocus, storeToken, keys, put, token } from "./dom.js";
 import { view as compareView } from "./compare.js";
-import { exported, fetchRuns, linkTo, parseAddress } from "./data.js";
+import { fetchRuns, linkTo, parseAddress } from "./data.js";
 import { view as groupView } from "./group.js";
 import { view as rolloutView } from "./rollout.js";
 import { view as runView } from "./run.js";
@@ -78,7 +78,6 @@ function drawBar(address, found) {
       address.view === "rollout" ? tab(`Rollout ${address.item}`, location.hash, true) : null,
       address.view === "group" ? tab(`Group ${address.item}`, location.hash, true) : null),
     el("span", { class: "grow" }),
-    exported ? el("span", { class: "tag" }, "exported") : null,
     token() ? el("button", { class: "quiet", on: { click: () => { storeToken(""); location.reload(); } } }, "Forget token") : null,
     el("button", { class: "quiet", "aria-label": "Keys", title: "Keys", on: { click: showKeys } }, el("kbd", {}, "?")));
 }

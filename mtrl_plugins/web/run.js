@@ -2,7 +2,7 @@
 
 import { $, Refusal, clock, count, el, keepFocus, number, percent, put, seconds, integer } from "./dom.js";
 import { chartGroup, dashOf, colourOf, lineChart, stackedChart } from "./chart.js";
-import { fetchAlarms, exported, fetchMetrics, fetchRuns as listed, linkTo } from "./data.js";
+import { fetchAlarms, fetchMetrics, fetchRuns as listed, linkTo } from "./data.js";
 import { dataTable } from "./data_table.js";
 
 const POLL_MS = 2000, FRESH_S = 90, MANY = 12;
@@ -58,7 +58,7 @@ export async function view({ frame, runs }) {
     return missed || hasNews.some(Boolean);
   };
   const poll = async () => {
-    if (!document.hidden && !exported) {
+    if (!document.hidden) {
       let hasNews = false;
       try { hasNews = await checkForNews(); trouble = null; } catch (error) { if (!(error instanceof Refusal)) throw error; trouble = error; }
       if (closed) return;
@@ -99,8 +99,8 @@ const isEvaluated = ({ now }) => isAlive(now) && !now.steps; // by `eval`, which
 function runFacts(history, several, trouble) {
   const step = history.lines.at(-1)?.step ?? 0, all = history.run.steps;
   const age = history.changed ? Date.now() / 1000 - history.changed : null;
-  const finished = hasFinished(history), live = !finished && !trouble && !exported && (history.now ? isAlive(history.now) : age !== null && age < FRESH_S);
-  const state = !history.lines.length && !history.now ? "no metrics yet" : finished ? "finished" : trouble ? "no answer" : live ? "running" : exported ? "exported" : `no change since ${clock(history.changed)}`;
+  const finished = hasFinished(history), live = !finished && !trouble && (history.now ? isAlive(history.now) : age !== null && age < FRESH_S);
+  const state = !history.lines.length && !history.now ? "no metrics yet" : finished ? "finished" : trouble ? "no answer" : live ? "running" : `no change since ${clock(history.changed)}`;
   const spent = history.lines.reduce((sum, line) => sum + Object.entries(line).filter(([name]) => /^time\/[^/]+_s$/.test(name)).reduce((all, [, value]) => all + (value ?? 0), 0), 0);
   const [reward] = latest(history, "reward/mean"), [sampled] = latest(history, "success/sampled"), [greedy, when] = latest(history, "eval/greedy");
   const fact = (label, value, more) => el("div", { class: "fact" }, el("dt", { class: "label" }, label), el("dd", {}, el("b", { class: "number" }, value), more ? el("span", { class: "dim small" }, " ", more) : null));

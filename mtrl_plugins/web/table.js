@@ -1,7 +1,7 @@
 // The table of rollouts: virtual scrolling that loads only visible rows, with filters, sorting and search.
 
 import { $, count, el, keepFocus, number, percent, put, integer } from "./dom.js";
-import { fetchChoices, exported, fetchRows, linkTo, updateAddress } from "./data.js";
+import { fetchChoices, fetchRows, linkTo, updateAddress } from "./data.js";
 
 const PAGE = 100, POLL_MS = 2000, SEARCH_MS = 30, AHEAD = 8;
 const SORTS = { place: "#", step: "Step", task: "Task", reward: "Reward", stop: "Ended", turns: "Turns", tokens: "Tokens", tools: "Tools", blame: "Failure of" };
@@ -173,7 +173,7 @@ export async function view({ frame, run, address }) {
   function schedule() {
     const searching = params.q && response && response.looked < response.known;
     clearTimeout(timer);
-    if (!over && !exported) timer = setTimeout(poll, searching ? SEARCH_MS : POLL_MS);
+    if (!over) timer = setTimeout(poll, searching ? SEARCH_MS : POLL_MS);
   }
   async function poll() {
     if (!document.hidden) await checkForNews();

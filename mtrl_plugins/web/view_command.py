@@ -23,10 +23,6 @@ VIEW_PORT = 8766
 @app.command(rich_help_panel=RUN_PANEL)
 def view(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, such as runs/NAME.")],
-    export: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML file instead of serving.")] = None,
-    rollout: Annotated[
-        list[int] | None, typer.Option(help="With --export: include this rollout token by token.")
-    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.")] = VIEW_PORT,
     token_file: Annotated[
@@ -45,11 +41,6 @@ def view(
         from mtrl_plugins.web.runs import name_runs
 
         shown = name_runs(runs)
-        if export is not None:
-            from mtrl_plugins.web.export import export_runs as export_runs
-
-            sys.stdout.write(f"{export_runs(shown, export, rollout or ())}\nin {export}\n")
-            return
         from mtrl_plugins.web.app import serve_until_signal
 
         token = None if token_file is None else read_token(token_file)

@@ -6,16 +6,13 @@ import json
 import threading
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
 from gateway.http.settings import Settings
-from gateway.tape import record_gateway
-from tests.browser.page import NARROW, Page
-from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
+from tests.browser.page import Page
 from tests.browser.sample_gateway import HOSTILE, REMEDY, BlockingTool, sample_gateway
 from tests.live_server import LiveServer, live_server
 from tests.waiting import PATIENCE_S
@@ -27,14 +24,8 @@ def slow() -> BlockingTool:
 
 
 @pytest.fixture(scope="module")
-def tapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tapes")
-
-
-@pytest.fixture(scope="module")
-def server(slow: BlockingTool, tapes: Path) -> Iterator[LiveServer]:
-    settings = Settings(port=0, tapes=tapes)
-    with live_server(lambda: record_gateway(sample_gateway(slow), tapes / "first"), settings) as served:
+def server(slow: BlockingTool) -> Iterator[LiveServer]:
+    with live_server(lambda: sample_gateway(slow), Settings(port=0)) as served:
         yield served
 
 
@@ -118,15 +109,7 @@ def test_calls_view_shows_running_and_finished_calls(page: Page, server: LiveSer
     caller.join(20)
 
 
-def test_tapes_view_shows_the_contents_of_a_tape(page: Page, server: LiveServer) -> None:
-    make_calls(server, ("facts", {}), task="taped")
-    page.open(f"{server.url}/ui#/tapes")
-    page.click(".item", "first")
-    page.click("summary", "taped")
-    page.sees("facts", "details[open] .turn")
-
-
-@pytest.mark.parametrize("view", ["#/", "#/tools/hostile", "#/calls", "#/sessions", "#/tapes/first"])
+@pytest.mark.parametrize("view", ["#/", "#/tools/hostile", "#/calls", "#/sessions"])
 def test_hostile_text_is_shown_but_never_executed(page: Page, server: LiveServer, view: str) -> None:
     make_calls(server, ("hostile", {"text": HOSTILE}), (HOSTILE, {}), task=HOSTILE)
     page.open(f"{server.url}/ui{view}")
@@ -140,19 +123,6 @@ def test_hostile_text_is_shown_but_never_executed(page: Page, server: LiveServer
         page.sees("onerror")
     assert page.js("document.title").endswith("mtrl gateway")
     assert page.count("main script, main img[src=x], [onerror]") == 0
-
-
-@pytest.mark.parametrize("view", ["#/", "#/tools/plan", "#/calls", "#/sessions", "#/tapes/first"])
-def test_views_are_readable_in_light_dark_and_at_400_pixels(page: Page, server: LiveServer, view: str) -> None:
-    make_calls(server, ("add", {"a": 1}), ("fails", {}), ("add", {"a": "x" * 200}))
-    page.look("light", NARROW)
-    page.open(f"{server.url}/ui{view}")
-    page.until("document.querySelector('main').innerText.length > 40")
-    assert overflowing_elements(page) == []
-    assert unnamed_controls(page) == []
-    assert low_contrast_texts(page) == []
-    page.look("dark", NARROW)
-    assert low_contrast_texts(page) == []
 
 
 def test_token_is_prompted_once_and_stored_for_the_tab(page: Page) -> None:

@@ -10,17 +10,14 @@ from pydantic import SecretStr
 
 from gateway.http.settings import Settings
 from mtrl_plugins.web.app import serve_in_thread
-from mtrl_plugins.web.export import export_runs
 from mtrl_plugins.web.runs import name_runs
-from tests.browser.page import NARROW, Page
-from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
+from tests.browser.page import Page
 from tests.browser.runs_stage import CONNECTION_REFUSED, serve_runs
 from tests.browser.sample_run import HOSTILE, PAD, STEPS, write_sample_run
 
 HOSTILE_AT = 20
 """The rollout with hostile text, of step 2, group 1."""
 FAILED_AT = 19
-VIEWS = ("#/", "#/over/rollouts", "#/over/rollouts/171?by=advantage&token=66", "#/over/group/11-0-2")
 
 
 @pytest.fixture(scope="module")
@@ -298,44 +295,6 @@ def test_siblings_are_shown_from_where_they_diverge(page: Page, url: str) -> Non
     page.sees("Answer", ".differences")
     page.until("!!document.querySelector('.attempt .diverged .t.pale')")
     assert "System message" not in page.text(".siblings-all")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 860), NARROW])
-def test_views_are_readable(page: Page, url: str, scheme: str, size: tuple[int, int]) -> None:
-    page.look(scheme, size)
-    for view in VIEWS:
-        page.open(url + view)
-        wait_for_view(page)
-        page.until("document.querySelector('.view').innerText.length > 200")
-        assert (view, low_contrast_texts(page), overflowing_elements(page), unnamed_controls(page)) == (
-            view,
-            [],
-            [],
-            [],
-        )
-
-
-def test_export_works_without_network(page: Page, finished_run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "sent.html"
-    summary = export_runs(name_runs([finished_run]), file)
-    assert "384 of 384 rollouts are listed" in summary
-    page.open(file.as_uri())
-    page.sees(f"{STEPS} of {STEPS}", ".facts")
-    page.open(f"{file.as_uri()}#/over/rollouts?stop=tool_failed")
-    page.sees("1 rollout", ".summary")
-    page.open(f"{file.as_uri()}#/over/rollouts?q=That+is+right")
-    page.until("/^[1-9]\\d* rollouts/.test(document.querySelector('.summary').innerText)")
-    page.open(f"{file.as_uri()}#/over/rollouts?q=assistant")
-    page.sees("No rollout matches.")
-    page.open(f"{file.as_uri()}#/over/rollouts/{HOSTILE_AT}?token=66")
-    page.sees("token 66", ".inspector")
-    page.open(f"{file.as_uri()}#/over/rollouts/171")
-    page.until("document.querySelector('.media img')?.naturalWidth === 320")
-    page.open(f"{file.as_uri()}#/over/group/11-0-2")
-    page.sees("What differs")
-    assert page.js("document.title") != "run"
-    assert {url.split(":")[0] for url in page.requests} <= {"file", "data", "about"}
 
 
 def test_page_asks_for_token_if_needed(page: Page, finished_run: Path) -> None:

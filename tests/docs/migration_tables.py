@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -26,15 +25,13 @@ def names_table(modules: Mapping[str, Mapping[str, str]], framework: str) -> str
 
 
 def keys_table(table: KeyTable) -> str:
-    """The keys that do something else here, and those of which only one value is supported."""
+    """The keys that do something else here; `mtrl-train translate --table` has the others."""
     rows = [f"| {table.framework} | mtrl | what differs, and why |", "|---|---|---|"]
     for rule in table.rules:
         if rule.effect is Effect.CHANGED:
             setting = f"`{rule.setting}`" if rule.setting else "-"
             rows.append(f"| {_code(rule.names)} | {setting} | {rule.note.replace('|', chr(92) + '|')} |")
-    fixed = [name for rule in table.rules if rule.effect is Effect.FIXED for name in rule.names]
-    refused = f"Not supported, or with one of their values only: {_code(fixed)}."
-    return "\n".join([*rows, "", textwrap.fill(refused, 120, break_long_words=False, break_on_hyphens=False)])
+    return "\n".join(rows)
 
 
 def _code(names: Iterable[str]) -> str:

@@ -71,7 +71,7 @@ def installed() -> dict[str, str]:
 def serves(words: list[str]) -> bool:
     if words[0] == "mtrl-gateway":
         return "serve" in words
-    return words[0] == "mtrl-train" and words[1] == "view" and "--export" not in words
+    return words[0] == "mtrl-train" and words[1] == "view"
 
 
 def _without_port(words: list[str]) -> tuple[list[str], str | None]:

@@ -20,7 +20,7 @@ PAGE = ROOT / "docs/rewards.md"
 def test_rewards_page(follow: Follow) -> None:
     follow("docs/rewards.md")
     last = json.loads(Path("runs/rewards/metrics.jsonl").read_text().splitlines()[-1])
-    assert {"reward/right", "reward/brief", "reward/judge", "reward/spread"} <= last.keys()
+    assert {"reward/right", "reward/brief", "reward/slow", "reward/spread"} <= last.keys()
     assert last["reward/failed"] == 0
 
 

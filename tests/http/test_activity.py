@@ -1,25 +1,21 @@
-"""Tests of /v1/live (running calls, open sessions) and /v1/tapes."""
+"""Tests of /v1/live (running calls, open sessions)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx2
-import pytest
 
 from gateway.gateway import Gateway
 from gateway.http.activity import HISTORY, MAX_BACKLOG, MAX_CHARS, ActivityLog, session_digest
-from gateway.http.settings import Settings
 from gateway.session import ObservedCall
-from gateway.tape import record_gateway
 from gateway.types import Image, Text, ToolCall, ToolResult
-from tests.http.api_client import ApiClient, HangingTool, http_sources
-from tests.live_server import LiveServer, live_server_async
+from tests.http.api_client import ApiClient, HangingTool
+from tests.live_server import LiveServer
 from tests.waiting import PATIENCE_S
 
 
@@ -116,22 +112,3 @@ async def test_slow_subscriber_misses_calls_and_receives_their_count() -> None:
         assert received.receive_nowait()["missed"] == 3
     live.drop_closed_subscribers()
     live.observe(make_observed_call())
-
-
-@pytest.fixture
-async def taped(tmp_path: Path) -> AsyncIterator[ApiClient]:
-    async with live_server_async(
-        lambda: record_gateway(Gateway(http_sources()), tmp_path / "first"), Settings(port=0, tapes=tmp_path)
-    ) as server:
-        yield ApiClient(server.url)
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [("none", 404), ("..%2F..%2Fetc", 404), ("first?from=-1", 422), ("first?from=1e9", 422), ("broken", 409)],
-)
-async def test_missing_or_damaged_tape_is_reported(taped: ApiClient, tmp_path: Path, path: str, status: int) -> None:
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "tape.jsonl").write_text('{"kind": "other"}\n')
-    answer = await taped("GET", f"/v1/tapes/{path}")
-    assert answer.status_code == status and answer.json()["error"]["message"]

@@ -47,7 +47,7 @@ async def test_health_shows_details_only_with_the_token(locked: LiveServer) -> N
     assert (await client("GET", "/healthz")).json() == {"status": "ok"}
     full = (await client("GET", "/healthz", authorization=f"Bearer {TOKEN}")).json()
     assert full["sessions"] == 0 and full["tools"] > 5
-    assert (await client("GET", "/docs")).status_code == 200
+    assert (await client("GET", "/openapi.json")).status_code == 200
 
 
 async def test_foreign_host_is_refused(client: ApiClient) -> None:

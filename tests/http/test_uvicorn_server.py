@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import selectors
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -23,6 +26,7 @@ from tests.http.api_client import ApiClient, http_sources
 from tests.live_server import live_server_async
 from tests.waiting import PATIENCE_S
 
+CALLERS = 200
 PROGRAM = """
 import resource, sys, anyio
 from gateway.gateway import Gateway
@@ -86,6 +90,75 @@ def test_port_in_use_is_reported_with_a_remedy() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"(?s)127\.0\.0\.1:{port} is in use.*choose another port"):
             bind_socket(Settings(port=port))
+
+
+def test_callers_who_connect_together_are_accepted_before_any_is_answered_again() -> None:
+    """Else the last one waits until the others have made hundreds of calls."""
+    with program() as child, ExitStack() as stack:
+        host, port = first_line(child).split()[1].removeprefix("http://").split(":")
+        request = f"GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+        selector = stack.enter_context(selectors.DefaultSelector())
+        child.send_signal(signal.SIGSTOP)
+        for _ in range(CALLERS):
+            caller = stack.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
+            caller.sendall(request)
+            selector.register(caller, selectors.EVENT_READ)
+        child.send_signal(signal.SIGCONT)
+        answers: Counter[object] = Counter()
+        deadline = time.monotonic() + PATIENCE_S
+        while len(answers) < CALLERS and time.monotonic() < deadline:
+            for key, _ in selector.select(1):
+                if key.fileobj.recv(1 << 20).endswith(b"}"):  # type: ignore[union-attr]
+                    answers[key.fd] += 1
+                    key.fileobj.sendall(request)  # type: ignore[union-attr]
+        assert len(answers) == CALLERS
+        assert max(answers.values()) <= 10
+
+
+COLLECTED = """
+import gc, anyio, anyio.lowlevel
+from gateway.gateway import Gateway
+from gateway.http.uvicorn_server import _start_serving
+from gateway.http.endpoint import DisconnectWatcher
+from gateway.http.settings import Settings
+from gateway.http.state import AppState
+from gateway.types import Task, ToolCall
+from tests.http.api_client import http_sources
+
+async def main():
+    async with Gateway(http_sources()) as gateway:
+        _start_serving("")
+        app = AppState(gateway, Settings(), DisconnectWatcher())
+        before, full = len(gc.get_objects()), gc.get_stats()[2]["collections"]
+        opened = [await app.open_session(Task(), strict=False) for _ in range(2000)]
+        print((len(gc.get_objects()) - before) / len(opened) / len(gateway.sources))
+        for _ in range(10):
+            for each in opened:
+                await each.session.call(ToolCall("1", "add", '{"a": 1, "b": 2}'))
+        print(gc.get_stats()[2]["collections"] - full)
+        gc.disable()
+        for each in opened:
+            await each.session.close()
+        del opened, each
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        print(sum(type(each).__module__ == "gateway.session" for each in gc.get_objects()))
+
+anyio.run(main)
+"""
+
+
+def test_many_sessions_cost_no_full_garbage_collection() -> None:
+    """All calls wait for one, and it passes over every object of every session."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED], capture_output=True, text=True, cwd=root, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    of_open, full, of_closed = map(float, done.stdout.splitlines()[-3:])
+    assert of_open < 30, "objects of a session, for each of its sources"
+    assert full == 0, "full collections"
+    assert of_closed == 0, "objects that a closed session leaves to the collector"
 
 
 async def test_mounted_applications_are_behind_the_security_middleware() -> None:

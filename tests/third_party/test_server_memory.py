@@ -88,7 +88,7 @@ async def test_tasks_are_made_from_it(tmp_path: Path, monkeypatch: pytest.Monkey
     file = write_servers(tmp_path, env=OWN_FILE, state="state")
     with anyio.fail_after(100):
         async with open_server(file, "memory", None, ("create_entities", "delete_entities")) as server:
-            maker = TaskMaker(server, MakeSettings(2, (1,), 0.5), None, lambda *_: None)
+            maker = TaskMaker(server, MakeSettings(2, (1,), 0.5), lambda *_: None)
             await maker.make()
     made = maker.made
     assert {task.chain.split for task in made} == {"train", "held_out"}

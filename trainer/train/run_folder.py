@@ -91,6 +91,7 @@ CHANGEABLE_SETTINGS = frozenset(
         "out",
         "steps",
         "evaluation",
+        "early_stop",
         "checkpoint",
         "report",
         "engine",

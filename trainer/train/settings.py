@@ -46,6 +46,23 @@ class EvaluationSettings(FrozenModel):
     """Evaluates at the end, sampled and greedy, with the model before and after training."""
 
 
+class EarlyStopSettings(FrozenModel):
+    """Ends a run before its `steps`, once the model succeeds often enough; where both are given, both must hold."""
+
+    training: float | None = Field(default=None, gt=0, le=1)
+    """The mean success of the rollouts of the last `window` steps from which the run ends."""
+    window: PositiveInt = 5
+    """How many steps `training` is a mean of."""
+    evaluation: float | None = Field(default=None, gt=0, le=1)
+    """The success in the latest evaluation during the run from which it ends."""
+
+    @model_validator(mode="after")
+    def _require_bound(self) -> Self:
+        if self.training is None and self.evaluation is None:
+            raise ValueError("needs the success from which the run ends: write `training: 0.95` or `evaluation: 0.95`")
+        return self
+
+
 class SftSettings(FrozenModel):
     """Learns the assistant's turns of traces, instead of rollouts that are sampled; `mtrl-train sft` writes it.
 
@@ -108,6 +125,7 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
     distributed: DistributedSettings = DistributedSettings()
     curriculum: Curriculum = Curriculum()
     evaluation: EvaluationSettings = EvaluationSettings()
+    early_stop: EarlyStopSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
     objects: tuple[str, ...] = ()
     # Names in these settings that stand for Python objects: tools, data and reward functions that a script gives to
@@ -151,6 +169,11 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
                 f"a demo's model knows only the words of its own tasks, not those of `{others}`; name a `model`, "
                 "or write `model: demo` if they ask what the demo's tasks ask"
             )
+        if self.early_stop is not None:
+            if self.early_stop.evaluation is not None and not self.evaluation.every:
+                raise ValueError("`early_stop.evaluation` needs evaluations during the run; raise `evaluation.every`")
+            if self.early_stop.training is not None and self.sft is not None:
+                raise ValueError("SFT samples no rollouts; write `early_stop.evaluation` instead of `.training`")
         if self.algorithm.credit.kind == "gae" and self.update.critic is None:
             raise ValueError("`algorithm.credit.kind: gae` needs a critic; add `update.critic: {}`")
         if self.mode != "synchronous" and self.serving.placement == "together":

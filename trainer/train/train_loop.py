@@ -29,6 +29,7 @@ from trainer.storage.run_files import MetricsWriter
 from trainer.train.alarms import Alarms
 from trainer.train.checkpoint import LOST_METRIC, METRIC, TASKS_METRIC, BestCheckpoint, Finish, measured_value
 from trainer.train.collect import StepCollector, StepRollouts, account_for_tokens
+from trainer.train.early_stop import EarlyStop
 from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.job import Job
 from trainer.train.modes import RolloutSource, make_rollout_source
@@ -107,6 +108,7 @@ class TrainLoop:
     step: int = 0
     """Steps made so far, and the version of the engine's weights."""
     alarms: Alarms = field(default_factory=Alarms)
+    early_stop: EarlyStop = field(default_factory=partial(EarlyStop, None))
     best: BestCheckpoint = field(init=False)
     """The best step by its evaluation; its checkpoint is kept."""
     saved_step: int = -1
@@ -130,7 +132,7 @@ class TrainLoop:
             make_rollout_source(collector, job.task_stream, lambda: self.step) as source,
             self._saving_what_is_done(source),
         ):
-            while self.step < settings.steps:
+            while self.step < settings.steps and not self.early_stop.reason:
                 step = self.step + 1
                 progress.begin(step, settings.prompts * settings.n if is_synchronous else 0)
                 counters_before, rollout_bytes = dict(self.engine.counters), self.folder.rollout_bytes
@@ -165,10 +167,20 @@ class TrainLoop:
                 job.task_stream.finish_step(step - 1, metrics.get("success/sampled"))
                 job.task_stream.mark_done(rollouts.draws)
                 source.on_published()
-                if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
-                    metrics |= await self._evaluate()
+                self.early_stop.add(metrics)
+                is_last = step == settings.steps or self.early_stop.reason is not None
+                if settings.evaluation.every and (step % settings.evaluation.every == 0 or is_last):
+                    metrics |= (evaluation := await self._evaluate())
+                    self.early_stop.add(evaluation)
                 self._report(metrics, rollouts.lost_reasons)
                 await self._save_if_due(measured_value(metrics))
+        await self._finish()
+
+    async def _finish(self) -> None:
+        """Says why the run ends before its last step, and saves the present one."""
+        steps = self.job.settings.steps
+        if self.step < steps and (reason := self.early_stop.reason):
+            self.progress.print_message(f"the run ends after step {self.step} of {steps}: {reason}")
         if self.saved_step != self.step:
             await self._save()
         await self._wait_until_saved()

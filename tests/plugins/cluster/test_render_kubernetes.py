@@ -1,4 +1,4 @@
-"""`mtrl-train render kubernetes` and `kuberay`: manifests that fit the schemas, and start scripts that start ranks."""
+"""`mtrl-train render kubernetes`: manifests that fit the schemas, and start scripts that start ranks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ from tests.plugins.cluster.jobs import HOSTILE, read_lines, write_job, write_pro
 from tests.plugins.cluster.manifests import VERSIONS, read_manifests, validate
 from tests.trainer.cli_data import RunCommand
 
-KINDS = {
-    "kubernetes": [
-        *("ConfigMap/run-files", "Job/run", "PersistentVolumeClaim/run-workspace"),
-        *("Service/run-ranks", "Service/run-servers", "StatefulSet/run-servers"),
-    ],
-    "kuberay": ["ConfigMap/run-files", "PersistentVolumeClaim/run-workspace", "RayJob/run"],
-}
+KINDS = [
+    *("ConfigMap/run-files", "Job/run", "PersistentVolumeClaim/run-workspace"),
+    *("Service/run-ranks", "Service/run-servers", "StatefulSet/run-servers"),
+]
 TRAINER = """
 import json, os, sys, time
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
@@ -57,35 +54,44 @@ sys.exit(1)
 """
 
 
-def render(run: RunCommand, kind: str, *words: object) -> dict[str, dict[str, Any]]:
-    base = ("render", kind, "--config", "run.yaml", "--image", "registry/mtrl:1", "--nodes", 4, "--out", kind)
+def render(run: RunCommand, *words: object) -> dict[str, dict[str, Any]]:
+    base = (
+        "render",
+        "kubernetes",
+        "--config",
+        "run.yaml",
+        "--image",
+        "registry/mtrl:1",
+        "--nodes",
+        4,
+        "--out",
+        "kubernetes",
+    )
     run(*base, *words)
-    return read_manifests(Path(kind))
+    return read_manifests(Path("kubernetes"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_manifests_fit_the_schemas_with_all_options(run: RunCommand, place: Path, kind: str) -> None:
+def test_manifests_fit_the_schemas_with_all_options(run: RunCommand, place: Path) -> None:
     write_job(place)
     options = ("--namespace", "team", "--storage-class", "nfs", "--secret", "tokens", "--time", "1-00:00:00")
-    manifests = render(run, kind, *options, "--cpus", "64", "--memory", "400Gi", "--env", "A=b")
-    assert sorted(manifests) == KINDS[kind]
+    manifests = render(run, *options, "--cpus", "64", "--memory", "400Gi", "--env", "A=b")
+    assert sorted(manifests) == KINDS
     for manifest in manifests.values():
         validate(manifest)
-    for file in Path(kind).glob("*.yaml"):
+    for file in Path("kubernetes").glob("*.yaml"):
         assert file.read_text().startswith("# "), "each file says what it is"
-    assert "kubectl apply -f ." in (Path(kind) / "README.md").read_text()
+    assert "kubectl apply -f ." in (Path("kubernetes") / "README.md").read_text()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_manifests_fit_the_schemas_with_few_options_on_cpus(run: RunCommand, place: Path, kind: str) -> None:
+def test_manifests_fit_the_schemas_with_few_options_on_cpus(run: RunCommand, place: Path) -> None:
     write_job(place, engine="torch")
-    manifests = render(run, kind, "--gpus-per-node", 0, "--claim", "existing")
+    manifests = render(run, "--gpus-per-node", 0, "--claim", "existing")
     assert "StatefulSet/run-servers" not in manifests and "PersistentVolumeClaim/run-workspace" not in manifests
     for manifest in manifests.values():
         validate(manifest)
 
 
-FREE = {"labels", "data", "matchLabels", "selector", "limits", "requests", "rayStartParams"}
+FREE = {"labels", "data", "matchLabels", "selector", "limits", "requests"}
 """Mappings whose keys are the user's."""
 
 
@@ -97,11 +103,10 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from paths(inner, (*path, key))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_misspelled_field_anywhere_is_found(run: RunCommand, place: Path, kind: str) -> None:
+def test_misspelled_field_anywhere_is_found(run: RunCommand, place: Path) -> None:
     write_job(place)
     tried = 0
-    for manifest in render(run, kind, "--secret", "tokens").values():
+    for manifest in render(run, "--secret", "tokens").values():
         for path in paths(manifest):
             spoiled = copy.deepcopy(manifest)
             inner = spoiled
@@ -116,7 +121,7 @@ def test_misspelled_field_anywhere_is_found(run: RunCommand, place: Path, kind: 
 
 def test_job_pods_and_servers_have_the_addresses_that_ranks_are_given(run: RunCommand, place: Path) -> None:
     write_job(place)
-    manifests = render(run, "kubernetes")
+    manifests = render(run)
     job, servers = manifests["Job/run"]["spec"], manifests["StatefulSet/run-servers"]["spec"]
     pod = job["template"]["spec"]
     values = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
@@ -144,7 +149,7 @@ def expand(text: str) -> str:
 def test_hostile_values_stay_values_in_manifests(run: RunCommand, place: Path) -> None:
     write_job(place, serving={"options": ["--tp", "2", *HOSTILE]})
     nasty = "$(POD_IP)\n- name: INJECTED\n  value: 'x'"
-    manifests = render(run, "kubernetes", "--env", f"NASTY={nasty}")
+    manifests = render(run, "--env", f"NASTY={nasty}")
     server = manifests["StatefulSet/run-servers"]["spec"]["template"]["spec"]["containers"][0]
     assert [expand(word) for word in server["args"][-len(HOSTILE) - 2 : -2]] == [*HOSTILE]
     assert server["env"][0]["name"] == "NASTY" and expand(server["env"][0]["value"]) == nasty
@@ -160,7 +165,7 @@ def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
     run: RunCommand, place: Path, free_tcp_port: int
 ) -> None:
     write_job(place, engine="torch", rollout={"workers": 3})
-    manifests = render(run, "kubernetes", "--gpus-per-node", 2, "--nodes", 2)
+    manifests = render(run, "--gpus-per-node", 2, "--nodes", 2)
     running = [start_pod(manifests, place, free_tcp_port, NODE_RANK=str(index)) for index in range(2)]
     try:
         printed = [pod.communicate(timeout=120)[0] for pod in running]
@@ -186,7 +191,7 @@ def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
 
 def test_workers_of_pods_and_rank_0_have_a_token_in_common_which_is_a_secret(run: RunCommand, place: Path) -> None:
     write_job(place, rollout={"workers": 3})
-    manifests = render(run, "kubernetes")
+    manifests = render(run)
     for manifest in manifests.values():
         validate(manifest)
     token = manifests["Secret/run-workers"]["stringData"]["token"]
@@ -194,10 +199,10 @@ def test_workers_of_pods_and_rank_0_have_a_token_in_common_which_is_a_secret(run
     (source,) = (item["valueFrom"] for item in env if item["name"] == "MTRL_WORKER_TOKEN")
     assert source == {"secretKeyRef": {"name": "run-workers", "key": "token"}} and len(token) >= 16
     assert (Path("kubernetes") / "2-workers.yaml").stat().st_mode & 0o077 == 0
-    again = render(run, "kubernetes")["Secret/run-workers"]["stringData"]["token"]
+    again = render(run)["Secret/run-workers"]["stringData"]["token"]
     assert again == token, "pods of the earlier rendering have it"
     Path("kubernetes").rename("earlier")
-    assert render(run, "kubernetes")["Secret/run-workers"]["stringData"]["token"] != token
+    assert render(run)["Secret/run-workers"]["stringData"]["token"] != token
 
 
 def start_pod(manifests: dict[str, dict[str, Any]], place: Path, port: int, **more: str) -> subprocess.Popen[str]:
@@ -226,7 +231,7 @@ def test_pod_whose_rank_0_would_end_alike_ends_the_job_and_starts_no_rank_again(
     retries: int, run: RunCommand, place: Path, free_tcp_port: int
 ) -> None:
     write_job(place, engine="torch")
-    manifests = render(run, "kubernetes", "--gpus-per-node", 2, "--nodes", 1, "--retries", retries)
+    manifests = render(run, "--gpus-per-node", 2, "--nodes", 1, "--retries", retries)
     pod = start_pod(manifests, place, free_tcp_port, NODE_RANK="0", ENDS_ALIKE="1")
     try:
         pod.communicate(timeout=120)
@@ -240,13 +245,7 @@ def test_pod_whose_rank_0_would_end_alike_ends_the_job_and_starts_no_rank_again(
 def test_log_of_a_container_has_all_that_a_killed_command_printed(run: RunCommand, place: Path) -> None:
     write_job(place)
     log = place / "it's a/log"
-    (place / "log.sh").write_text(render(run, "kubernetes")["ConfigMap/run-files"]["data"]["log.sh"])
+    (place / "log.sh").write_text(render(run)["ConfigMap/run-files"]["data"]["log.sh"])
     command = ["sh", place / "log.sh", log, "sh", "-c", 'echo "$1" >&2; echo out; kill -9 $$', "sh", "$(no) 'word'"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -9 and done.stdout == log.read_text() == "$(no) 'word'\nout\n"
-
-
-def test_ray_job_says_where_its_logs_are(run: RunCommand, place: Path) -> None:
-    write_job(place)
-    render(run, "kuberay")
-    assert "in `/workspace/runs/run/logs` on the volume" in Path("kuberay/README.md").read_text()

@@ -1,4 +1,4 @@
-"""Scripts that are read with each way to confine bash that works here."""
+"""Scripts that confined bash reads."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from mtrl_plugins.scripts.launches import Launch
 from mtrl_plugins.scripts.script_reader import ScriptReader
 from mtrl_plugins.verl.read_config import is_training
 from tests.conftest import Write
-from tests.plugins.scripts.confinements import WORKING
 
 ReadScript = Callable[..., list[Launch]]
 
 
-@pytest.fixture(params=WORKING, ids=lambda start: start.__name__)
-def read_script(request: pytest.FixtureRequest, write: Write, monkeypatch: pytest.MonkeyPatch) -> ReadScript:
+@pytest.fixture
+def read_script(write: Write) -> ReadScript:
     """Reads the training commands of a script's text."""
-    monkeypatch.setattr(confine, "confinement", lambda: request.param)
 
     def read(text: str, deadline_s: float = confine.DEADLINE_S) -> list[Launch]:
         file = write("run.sh", text)

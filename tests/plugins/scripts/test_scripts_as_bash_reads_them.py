@@ -139,7 +139,7 @@ def test_reading_is_told_before_with_the_variables_that_bash_gets(
 
 
 def test_where_bash_cannot_be_confined_scripts_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtrl_plugins.scripts.confine.confinement", lambda: None)
+    monkeypatch.setattr("mtrl_plugins.scripts.confine.can_confine", lambda: False)
     monkeypatch.setattr("subprocess.Popen", None)
     file = write("run.sh", f"{LAUNCH} a=1\n")
     with pytest.raises(ConfigError, match="install bash and bubblewrap"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from gateway.errors import ConfigError
 from mtrl_plugins.demo.shelves.shelves_demo import FOLDER
 from mtrl_plugins.task_maker import explore
 from mtrl_plugins.task_maker.make_tasks import TaskMaker
-from tests.plugins.task_maker.chat_server import ChatHandler
 from trainer.cli import app
 
 
@@ -38,28 +34,6 @@ def test_command_writes_tasks_and_prints_a_report(tmp_path: Path) -> None:
     assert "mtrl-train --config" in text.replace("\n", " ") and len(out.read_text().splitlines()) == 2
 
 
-def test_reworded_questions_are_checked_again_and_counted(
-    tmp_path: Path, chat_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The endpoint gives back each question as a person would ask it, every second one without its numbers."""
-    texts = count()
-
-    def reword(self: ChatHandler, body: dict[str, Any]) -> str:
-        question = body["messages"][-1]["content"]
-        return f"Please: {question}" if next(texts) % 2 else "Please do what I asked for. ####"
-
-    monkeypatch.setattr(ChatHandler, "reply", reword)
-    out = tmp_path / "tasks.jsonl"
-    words = ("--levels", "1", "--held-out", "0", "--reword-url", chat_url, "--reword-model", "any")
-    code, text = run("--server", "shelves", "--n", "4", "--out", str(out), *words)
-    assert code == 0, text
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    taken = [row["prompt"].startswith("Please: ") for row in rows]
-    found = re.search(r"Reworded: (\d+); refused: (\d+); no answer: 0", text)
-    assert found is not None and int(found[1]) >= sum(taken) > 0 and int(found[2]) >= len(rows) - sum(taken) > 0
-    assert all(str(value) in row["prompt"] for row in rows for value in row["gold"][0]["arguments"].values())
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -68,7 +42,6 @@ def test_reworded_questions_are_checked_again_and_counted(
         (("--server", "shelves", "--tool", "find"), "no tool 'find'"),
         (("--server", "shelves", "--state", "other"), "no state 'other' remedy: give the server a folder of them"),
         (("--server", "shelves", "--n", "0"), "--n"),
-        (("--server", "shelves", "--reword-url", "http://127.0.0.1:1/v1"), "--reword-model: is missing"),
     ],
 )
 def test_mistakes_are_told_with_their_option(tmp_path: Path, words: tuple[str, ...], problem: str) -> None:

@@ -19,11 +19,9 @@ from gateway.http.settings import Settings
 from gateway.types import Outcome, ToolCall
 from mtrl_plugins.web import step_digest
 from mtrl_plugins.web.app import serve_in_thread
-from mtrl_plugins.web.export import export_runs
 from mtrl_plugins.web.runs import ViewedRun, name_runs
 from tests.browser.sample_run import HOSTILE, write_sample_run
 from tests.plugins.web.test_web_api import get_error, get_json, get_rows, index_run
-from tests.plugins.web.test_web_export import read_export
 from tests.trainer.sample_rollouts import policy, text_to_ids
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout, StopReason
@@ -124,12 +122,6 @@ def test_rollouts_are_filtered_and_searched_by_source(url: str) -> None:
     assert get_json(f"{url}/choices")["source"] == {"cities.jsonl": 16 * STEPS}
     assert get_rows(url, source="cities.jsonl")["total"] == get_rows(url, q="cities.jsonl")["total"] == 16 * STEPS
     assert get_rows(url, source="cities")["total"] == 0
-
-
-def test_export_has_the_digests_of_the_server(sample_run: Path, url: str, tmp_path: Path) -> None:
-    export_runs(name_runs([sample_run]), tmp_path / "e.html")
-    found = read_export(tmp_path / "e.html")
-    assert (found["steps"], found["tools"]) == (get_json(f"{url}/steps"), get_json(f"{url}/tools"))
 
 
 def test_times_of_calls_are_those_that_were_measured(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""A reward component that asks a language model behind an OpenAI-compatible endpoint: an LLM as a judge."""
