@@ -133,6 +133,41 @@ def _rates(item: Mapping[str, Any]) -> str:
     return " | ".join(f"{item['compared'][way]:.3f}" for way in WAYS)
 
 
+STAGES = {
+    "before": "the model",
+    "before_with_examples": "with four examples",
+    "start": "SFT on own successes",
+    "after": "GRPO",
+}
+
+
+def real() -> str:
+    """The real model, seed by seed: greedy and sampled success, and what it took in all."""
+    heads = ["seed", *STAGES.values(), "core-minutes"]
+    lines = [f"| {' | '.join(heads)} |", "|--:" * len(heads) + "|"]
+    for item in results("real.json")["seeds"]:
+        parts = item["parts"]
+        rates = (
+            " / ".join(f"{parts[f'{stage}/{way}']['value']:.3f}" for way in ("greedy", "sampled")) for stage in STAGES
+        )
+        core_s = sum(cost["core_s"] for cost in (*parts.values(), *item["seconds"].values()))
+        lines.append(f"| {item['seed']} | {' | '.join(rates)} | {core_s / 60:.0f} |")
+    return "\n".join(lines)
+
+
+def real_in_full() -> str:
+    """The table of `real`, kinds of problems, and where the time went."""
+    record = results("real.json")
+    first = record["seeds"][0]
+    kinds = list(first["parts"]["after/greedy"]["kinds"])
+    lines = [real(), "", f"| seed {first['seed']}, greedy | {' | '.join(kinds)} |", "|---|" + "--:|" * len(kinds)]
+    for stage, title in STAGES.items():
+        found = first["parts"][f"{stage}/greedy"]["kinds"]
+        rates = (f"{found[kind]['value']:.2f}" for kind in kinds)
+        lines.append(f"| {title} | {' | '.join(rates)} |")
+    return "\n".join(lines)
+
+
 def habit() -> str:
     """Success of the worst seeds before and after the habit was taught."""
     seeds = results("habit.json")["seeds"].values()
@@ -273,6 +308,7 @@ def _on_gpu() -> list[Any]:
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
+    "real": real_in_full,
     "learned": learned,
     "habit": habit,
     "second": second,
@@ -293,6 +329,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
 
 
 IN_README: Mapping[str, Callable[[], str]] = {
+    "real": real,
     "learned": learned_in_short,
     "conformance": conformance_in_short,
     "costs": costs,

@@ -25,6 +25,7 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
 import anyio
+import typer
 from anyio import to_thread
 from rich.console import Console
 from rich.table import Table
@@ -33,6 +34,7 @@ from gateway.disk_errors import write_atomically
 from mtrl_plugins.demo.problem import Split
 from mtrl_plugins.demo.real.fetch_model import PACKAGE, fetch_model
 from mtrl_plugins.demo.real.word_problems import draw_examples, draw_problems, make_row
+from trainer.cli.errors import report_errors
 from trainer.policy.policy import Policy
 from trainer.train.checkpoint import Checkpoints
 from trainer.train.evaluate import Evaluation, SuccessRate, evaluate, save_rollouts
@@ -184,7 +186,8 @@ class RealJob:
             resume = run.has_run
         found = Checkpoints(folder).find_latest() if resume else None
         if found is None or found.step < settings.steps:
-            await train(settings, folder, self.console, resume=resume)
+            with add_cost(folder / COST_FILE):
+                await train(settings, folder, self.console, resume=resume)
             found = Checkpoints(folder).find_latest()
         assert found is not None  # noqa: S101 - the run has ended
         return found.folder
@@ -200,13 +203,32 @@ def summarize(found: Evaluation) -> dict[str, Any]:
     return {**of(found.all), "lost": found.lost, "kinds": {kind: of(rate) for kind, rate in found.kinds.items()}}
 
 
+COST_FILE = "cost.json"
+"""In a run's folder: what it cost in all, however often it was resumed."""
+
+
+@contextmanager
+def add_cost(file: Path) -> Iterator[None]:
+    """Adds to a file what is done in the block costs, also if it is stopped."""
+    before = json.loads(file.read_text()) if file.exists() else {}
+    try:
+        with measure_cost() as cost:
+            yield
+    finally:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        total = {name: round(before.get(name, 0.0) + seconds, 1) for name, seconds in cost.items()}
+        write_atomically(file, json.dumps(total).encode())
+
+
 @contextmanager
 def measure_cost() -> Iterator[dict[str, float]]:
     """Seconds of the wall, and of all processors, of what is done in the block."""
     cost: dict[str, float] = {}
     wall, core = time.monotonic(), _core_seconds()
-    yield cost
-    cost |= {"wall_s": round(time.monotonic() - wall, 1), "core_s": round(_core_seconds() - core, 1)}
+    try:
+        yield cost
+    finally:
+        cost |= {"wall_s": round(time.monotonic() - wall, 1), "core_s": round(_core_seconds() - core, 1)}
 
 
 def _core_seconds() -> float:
@@ -215,10 +237,10 @@ def _core_seconds() -> float:
 
 
 def read_run_cost(folder: Path) -> dict[str, float]:
-    """Seconds of a run's steps, by phase."""
+    """Seconds of a run in all, and of its steps by phase."""
     from trainer.storage.run_files import METRICS_FILE, read_metrics
 
-    spent: dict[str, float] = {}
+    spent: dict[str, float] = json.loads((folder / COST_FILE).read_text())
     for metrics in read_metrics(folder / METRICS_FILE):
         for name, seconds in metrics.items():
             if name.startswith("time/") and name.endswith("_s") and name.count("/") == 1:
@@ -249,7 +271,15 @@ def _format_rate(result: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """The command line; it ends with a message and a code where a user has to do something."""
+    try:
+        with report_errors(stopped=lambda: "the same command goes on where it was"):
+            _run(_read_arguments())
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+
+
+def _read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one or several")
     parser.add_argument("--out", type=Path, default=Path("runs/real"), help="the folder")
@@ -259,7 +289,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the results are written; by default in the folder")
     for name, default in asdict(Size()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def _run(args: argparse.Namespace) -> None:
     console = Console(stderr=True)
     size = Size(**{name: getattr(args, name) for name in asdict(Size())})
     model = args.model or fetch_model(partial(console.print, markup=False))

@@ -128,7 +128,7 @@ def draw_problems(seed: int, split: Split) -> Iterator[tuple[str, WordProblem]]:
 
 
 def draw_examples(seed: int) -> dict[str, list[dict[str, Any]]]:
-    """For each kind, four worked examples as chat turns. A model this small follows examples of the same kind only; after
+    """For each kind, worked examples as chat turns. A model this small follows examples of the same kind only; after
     two of them, it takes the form of a result for that of a call."""
     examples: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for kind, problem in islice(draw_problems(-1 - seed, "train"), EXAMPLES * len(KINDS)):
