@@ -67,7 +67,7 @@ class Size:
     """Problems that are sampled with examples, each once."""
     temperature: float = 0.5
     """At which they are sampled: at 1, a fifth of the answers is right, and most of those need no tool."""
-    start_epochs: int = 1
+    start_epochs: int = 2
     start_batch: int = 16
     steps: int = 25
     prompts: int = 6
