@@ -39,11 +39,8 @@ from gateway.errors import format_error, unwrap_error  # noqa: E402
 RESULTS = ROOT / "bench" / "results"
 RANKS, STEPS = (1, 2, 4), 5
 WORKERS = workers.Size(rollouts=128, turns=8, under_way=(1000, 10_000), paced=(1, 2, 4), paced_rollouts=48)
-PLAN_STEPS, UNPACED_STEPS = 6, 12
-UNPACED_ROUNDS = 3
-"""A real engine's steps are short, and as long as what else the machine does lets them be: medians count."""
 PART_S = 900.0
-PARTS = ("ranks", "workers", "plan", "unpaced", "large", "publish")
+PARTS = ("ranks", "workers", "large", "publish")
 
 
 def main() -> int:
@@ -55,8 +52,6 @@ def main() -> int:
     measures: Mapping[str, Callable[[], Any]] = {
         "ranks": partial(measure_rank_paces, (1, 2) if options.small else RANKS, 1 if options.small else STEPS),
         "workers": partial(measure_workers, workers.SMALL if options.small else WORKERS),
-        "plan": partial(measure_plan, 1 if options.small else PLAN_STEPS),
-        "unpaced": partial(measure_unpaced_plan, options.small),
         "large": partial(measure_large_plan, options.small),
         "publish": partial(measure_publish, options.small),
     }
@@ -117,24 +112,6 @@ def pace_to_dict(pace: workers.Pace) -> dict[str, float]:
         "workers": pace.workers, "turns_per_s": pace.turns_per_s, "trainer_ms": pace.trainer_ms,
         "worker_ms": pace.worker_ms,
     }  # fmt: skip
-
-
-def measure_plan(steps: int) -> Any:
-    """Planned and measured steps, with an engine, updates and tools that keep a set pace."""
-    return run_plan("--paced", "--rounds", "1", "--steps", str(1 + steps))
-
-
-def measure_unpaced_plan(is_small: bool) -> Any:
-    """Planned and measured steps of the real engine and updates."""
-    rounds, steps = (1, 1) if is_small else (UNPACED_ROUNDS, UNPACED_STEPS)
-    return run_plan("--rounds", str(rounds), "--steps", str(1 + steps))
-
-
-def run_plan(*words: str) -> Any:
-    """The jobs that `plan.py` planned and measured."""
-    with TemporaryDirectory(prefix="mtrl-plan-") as folder:
-        run_script("plan.py", *words, "--out", folder)
-        return json.loads((Path(folder) / "plan.json").read_text())["jobs"]
 
 
 def measure_large_plan(is_small: bool) -> Any:

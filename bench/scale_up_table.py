@@ -7,7 +7,6 @@ from typing import Any
 
 Promise = tuple[str, str, bool]
 """What was promised, what was measured, and whether it is met."""
-PLAN_TOLERANCE = 0.15
 
 
 def check_promises(content: Mapping[str, Any]) -> list[Promise]:
@@ -16,10 +15,6 @@ def check_promises(content: Mapping[str, Any]) -> list[Promise]:
     promises += [(f"the part {name!r} is measured", "not run", False) for name in SECTIONS if name not in content]
     found = {name: part["found"] for name, part in _parts(content, "found")}
     promises += [(text, value, kept) for text, value, kept in found.get("workers", {}).get("promises", ())]
-    for part, how in (("plan", "set pace"), ("unpaced", "real engine")):
-        for row in found.get(part, ()):
-            text = f"plan of {row['job']}, {how}: within {PLAN_TOLERANCE:.0%} of the measured step"
-            promises.append((text, f"{row['ratio']:.2f}", abs(row["ratio"] - 1) <= PLAN_TOLERANCE))
     if large := found.get("large"):
         text = f"a plan of {large['devices']:,} devices, {large['under_way']:,} rollouts under way: at most a minute"
         promises.append((text, f"{large['cpu_s']:.0f} s", large["kept"]))
@@ -82,25 +77,6 @@ def _cpu_ms(pace: Mapping[str, float]) -> float:
     return pace["trainer_ms"] + pace["worker_ms"]
 
 
-def _format_plan(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Planned steps as multiples of measured ones."""
-    yield from ("Engine, updates and tools keep a set pace (`bench/plan.py --paced`).", "")
-    yield from _format_jobs(rows)
-
-
-def _format_unpaced(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "The embedded engine with a tiny model, whose speed is that of a machine which does other things too"
-    yield from ("(`bench/plan.py`); the median of some rounds.", "")
-    yield from _format_jobs(rows)
-
-
-def _format_jobs(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| job | planned, of measured |"
-    yield "|---|--:|"
-    for row in rows:
-        yield f"| {row['job']} | {row['ratio']:.2f} |"
-
-
 def _format_large(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{found['splits']} splits of {found['devices']:,} devices are simulated by a part of the job, the best one"
     yield f"in full, with {found['under_way']:,} rollouts under way at once: {found['cpu_s']:.0f} s of one core."
@@ -121,8 +97,6 @@ def _format_publish(found: Mapping[str, Any]) -> Iterator[str]:
 SECTIONS: Mapping[str, tuple[str, Callable[[Any], Iterator[str]]]] = {
     "ranks": ("Ranks", _format_ranks),
     "workers": ("Rollout workers", _format_workers),
-    "plan": ("Planned and measured steps", _format_plan),
-    "unpaced": ("Planned and measured steps, without a set pace", _format_unpaced),
     "large": ("A large plan", _format_large),
     "publish": ("Ways to publish", _format_publish),
 }

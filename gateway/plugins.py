@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GROUP = "mtrl.plugins"
 SHIPPED: Mapping[str, tuple[str, ...]] = {
     "agents": ("agent", "serve-policy"),
-    "client_files": ("import",),
+    "client_files": (),
     "cluster": ("render", "wait-for-servers", "--ray", "--ray-servers"),
     "demo": ("demo", "sight", "shelves"),
     "environments": ("environment", "env"),

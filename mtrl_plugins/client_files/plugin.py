@@ -5,5 +5,4 @@ from gateway.plugins import Plugin
 PLUGIN = Plugin(
     name="client_files",
     servers_files=("mtrl_plugins.client_files.client_files:translate_file",),
-    gateway_commands=("mtrl_plugins.client_files.import_command",),
 )

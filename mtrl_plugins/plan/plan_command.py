@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def plan(
     target: Annotated[str, typer.Argument(metavar="FILE|JOB|RUN", help="A run file, a job, or the folder of a run.")],
     gpus: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 8,
-    device: Annotated[str, typer.Option(help="Their kind, such as h100; cpu for a measured run's machine.")] = "h100",
+    device: Annotated[str, typer.Option(help="Their kind, such as h100.")] = "h100",
     source: Annotated[
         list[Path] | None, typer.Option("--from", metavar="RUN", help="A finished run to draw rollouts from.")
     ] = None,
@@ -37,8 +37,6 @@ def plan(
     mtrl-train plan run.yaml --gpus 64 --device h100                   with stated assumptions
 
     mtrl-train plan run.yaml --gpus 64 --device h100 --from runs/mine  with the turns and tools of a run
-
-    mtrl-train plan runs/mine --gpus 1 --device cpu                    the modes on this machine
     """
     with report_errors():
         settings, model, runs = _find_target(target, source or [])

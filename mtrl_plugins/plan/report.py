@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mtrl_plugins.plan.choose_split import MODES, PlannedSplit
 from mtrl_plugins.plan.plan_run import PlannedRun
-from mtrl_plugins.plan.speeds import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, CPU
+from mtrl_plugins.plan.speeds import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from trainer.policy.memory_parts import GIB
 
 COLUMNS = ("mode", "train", "serve", "step s", "engine idle", "trainer idle", "tokens/s", "stale")
@@ -38,7 +38,7 @@ def print_plan(planned: PlannedRun, console: Console) -> None:
         console.print(Text(f"{name}: {memory.needed / GIB:.1f} of {memory.available / GIB:.1f} GiB: {parts}"))
     if any(each.part < 1 for each in plan.splits):
         console.print(Text("~ compared by a part of the job; the recommended split was simulated in full"))
-    for note in (*planned.notes, *((ASSUMED,) if planned.options.device.lower() != CPU else ())):
+    for note in (*planned.notes, ASSUMED):
         console.print(Text(f"note: {note}"))
 
 
@@ -48,8 +48,6 @@ def recommendation(planned: PlannedRun) -> str:
     split, simulation = best.split, best.simulation
     if split.is_together:
         how = f"all {options.gpus} {options.device} generate and train by turns"
-        if options.device.lower() == CPU:
-            how = "engine and trainer on the same cores"
     else:
         how = f"{split.trainer} of {options.gpus} {options.device} train, {split.servers * options.tp} generate"
     versions = f"{simulation.staleness} version{'s'[: simulation.staleness > 1]}"

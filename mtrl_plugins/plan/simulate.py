@@ -102,10 +102,6 @@ class SimulatedServer:
         self._steps, self._context, self._stalled_s = 0.0, 0.0, 0.0
         self._last, self._arrivals, self._ticket = 0.0, 0, 0
         self.version = 0
-        self.slowdown = 1.0
-        """How much longer everything takes since the processor is shared."""
-        self.on_busy: Callable[[], None] | None = None
-        """Called when the server begins or ends to work."""
         self.busy_s = 0.0
         self.sequence_s = 0.0
         """Seconds of all running sequences together."""
@@ -127,19 +123,11 @@ class SimulatedServer:
             return
         self._start(request)
         self._schedule()
-        if len(self._running) == 1 and self.on_busy:
-            self.on_busy()
 
     def stall(self, seconds: float) -> None:
         """Stops decoding for a time."""
         self.advance()
         self._stalled_s += seconds
-        self._schedule()
-
-    def set_slowdown(self, slowdown: float) -> None:
-        """Changes the pace from now on."""
-        self.advance()
-        self.slowdown = slowdown
         self._schedule()
 
     def load(self, version: int, *, read_again: bool) -> None:
@@ -158,7 +146,7 @@ class SimulatedServer:
         if running:
             self.busy_s += elapsed
             self.sequence_s += elapsed * running
-        work = elapsed / self.slowdown
+        work = elapsed
         if self._stalled_s:
             stalled = min(self._stalled_s, work)
             self._stalled_s -= stalled
@@ -180,7 +168,7 @@ class SimulatedServer:
             return
         pace = self._speed.step_s(len(self._running), self._context)
         seconds = self._stalled_s + max(0.0, self._running[0][0] - self._steps) * pace
-        self._queue.at(self._queue.now + seconds * self.slowdown, self._finish, self._ticket)
+        self._queue.at(self._queue.now + seconds, self._finish, self._ticket)
 
     def _finish(self, ticket: int) -> None:
         """Ends the sequences that are due."""
@@ -196,8 +184,6 @@ class SimulatedServer:
         while self._waiting and len(self._running) < self._speed.max_running:
             self._start(self._waiting.popleft())
         self._schedule()
-        if not self._running and self.on_busy:
-            self.on_busy()
         for rollout in finished:
             self._on_turn(rollout)
 
@@ -590,10 +576,6 @@ def _staleness(group: SimulatedGroup, version: int) -> int:
     return version - (version if group.first_version is None else group.first_version)
 
 
-SHARED_SLOWDOWN = 2.0
-"""How much longer engine and trainer take while both work on one processor."""
-
-
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
     """One step, from the publish before it to its own."""
@@ -702,10 +684,6 @@ class _Simulator:
         ]
         self.rollouts.servers = self.servers
         self.version = 0
-        self.update = _Update(self.queue, self._is_engine_busy)
-        if cluster.is_shared:
-            for server in self.servers:
-                server.on_busy = self.update.change_pace
         self.steps: list[SimulatedStep] = []
         self.totals = (0.0, 0.0, 0.0)
 
@@ -726,7 +704,7 @@ class _Simulator:
             batch = yield from source.take(step)
             taken = queue.now
             staleness = batch.staleness(self.version)
-            yield from self._learn(batch)
+            yield self.cluster.trainer.update_s(batch.tokens)
             learned = queue.now
             yield from source.wait_until_idle()
             idle = queue.now
@@ -738,19 +716,6 @@ class _Simulator:
             source.on_published()
         queue.stop()
 
-    def _learn(self, batch: SimulatedBatch) -> Process:
-        seconds, is_shared = self.cluster.trainer.update_s(batch.tokens), self.cluster.is_shared
-        if not is_shared:
-            yield seconds
-        elif seconds:
-            self._set_slowdown(SHARED_SLOWDOWN)
-            yield self.update.start(seconds)
-            self._set_slowdown(1.0)
-
-    def _set_slowdown(self, slowdown: float) -> None:
-        for server in self.servers:
-            server.set_slowdown(slowdown)
-
     def _publish(self, step: int) -> Process:
         """Servers generate nothing while weights arrive."""
         seconds = self.cluster.trainer.publish_s
@@ -760,9 +725,6 @@ class _Simulator:
         self.version = step
         for server in self.servers:
             server.load(step, read_again=self.limits.reads_again)
-
-    def _is_engine_busy(self) -> bool:
-        return any(server.is_busy for server in self.servers)
 
     def _record(self, batch: SimulatedBatch, staleness: int, times: tuple[float, float, float, float, float]) -> None:
         for server in self.servers:
@@ -783,38 +745,3 @@ class _Simulator:
                 replaced=batch.replaced,
             )
         )
-
-
-class _Update:
-    """An update on a processor that it shares with the engine."""
-
-    def __init__(self, queue: EventQueue, is_engine_busy: Callable[[], bool]) -> None:
-        self._queue, self._is_engine_busy = queue, is_engine_busy
-        self._left, self._pace, self._last, self._ticket = 0.0, 1.0, 0.0, 0
-        self._done = Signal()
-
-    def start(self, seconds: float) -> Signal:
-        """The signal of its end."""
-        self._left, self._last, self._done = seconds, self._queue.now, Signal()
-        self._schedule()
-        return self._done
-
-    def change_pace(self) -> None:
-        """The engine has started or ended to work."""
-        if self._left:
-            self._advance()
-            self._schedule()
-
-    def _advance(self) -> None:
-        self._left = max(0.0, self._left - (self._queue.now - self._last) * self._pace)
-        self._last = self._queue.now
-
-    def _schedule(self) -> None:
-        self._ticket += 1
-        self._pace = 1 / SHARED_SLOWDOWN if self._is_engine_busy() else 1.0
-        self._queue.at(self._queue.now + self._left / self._pace, self._finish, self._ticket)
-
-    def _finish(self, ticket: int) -> None:
-        if ticket == self._ticket:
-            self._left = 0.0
-            self._queue.notify(self._done)

@@ -70,8 +70,6 @@ class Cluster:
     host_workers: float = 1.0
     """Processes that play rollouts (`rollout.workers`, or the training process): they parse turns, call tools, build
     ledgers."""
-    is_shared: bool = False
-    """Whether engine and trainer share one processor, as on a CPU: each takes twice as long while both work."""
 
     def shrink(self, factor: float) -> Cluster:
         """The cluster with this share of its servers and of its trainer's speed."""
@@ -87,8 +85,6 @@ BANDWIDTH_EFFICIENCY = 0.7
 NETWORK_BYTES_PER_S = 25e9
 """Between machines, for each device: half of a 400 Gbit/s port. An assumption; it depends on the cluster."""
 DEVICES_PER_MACHINE = 8
-CPU = "cpu"
-"""The name that stands for the machine of a measured run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +126,7 @@ def find_device(name: str) -> Device:
     """The device of this name. Raises ConfigError with all names."""
     device = DEVICES.get(name.lower())
     if device is None:
-        remedy = f"name one of {', '.join(DEVICES)}; or {CPU}, for the machine of a measured run"
+        remedy = f"name one of {', '.join(DEVICES)}"
         raise ConfigError(f"{name!r} is no device that is known", field="--device", remedy=remedy)
     return device
 

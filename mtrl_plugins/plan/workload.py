@@ -126,35 +126,20 @@ DEFAULT_PROMPT, DEFAULT_ANSWER = 512, 256
 DEFAULT_TOOL_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class TimedTurn:
-    """A turn with the seconds that it took, since its rollout's start."""
-
-    script: TurnScript
-    start_s: float
-    end_s: float
-
-
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A finished run: its settings, the metrics of its steps, and its rollouts' turns by step and group."""
+    """A finished run: its settings, the metrics of its steps, and its rollouts by group."""
 
-    folder: Path
     settings: TrainSettings
     metrics: tuple[StepMetrics, ...]
-    steps: dict[int, dict[str, list[list[TimedTurn]]]]
+    groups: tuple[GroupScripts, ...]
     gap_s: float
     """Seconds between a turn's end and what follows, in the process that plays rollouts."""
 
     @property
     def workload(self) -> Workload:
         """Its rollouts, to draw from."""
-        groups = tuple(
-            tuple(tuple(turn.script for turn in turns) for turns in group)
-            for step in self.steps.values()
-            for group in step.values()
-        )
-        return Workload(groups, self.gap_s, 0.0, self.signal_share)
+        return Workload(self.groups, self.gap_s, 0.0, self.signal_share)
 
     @property
     def signal_share(self) -> float:
@@ -162,19 +147,6 @@ class MeasuredRun:
         rows = sum(step.get("update/rows", 0.0) for step in self.metrics)
         total = rows + sum(step.get("update/idle", 0.0) for step in self.metrics)
         return rows / total if total else 1.0
-
-    @property
-    def step_s(self) -> float:
-        """The median step, without checkpoints and evaluations."""
-        return median(step_seconds(step) for step in self.metrics)
-
-
-STEP_PHASES = ("rolling_out", "waiting", "learning", "publishing")
-
-
-def step_seconds(metrics: StepMetrics) -> float:
-    """Seconds of a step, without checkpoints and evaluations."""
-    return sum(metrics.get(f"time/{phase}_s", 0.0) for phase in STEP_PHASES)
 
 
 def read_run(folder: Path, skip: int = 1) -> MeasuredRun:
@@ -186,40 +158,40 @@ def read_run(folder: Path, skip: int = 1) -> MeasuredRun:
         raise ConfigError("the run has no finished steps", file=folder, remedy=remedy)
     metrics = metrics[skip:] or metrics
     known = {int(step["step"]) for step in metrics}
-    steps: dict[int, dict[str, list[list[TimedTurn]]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[int, str], list[RolloutScript]] = defaultdict(list)
     gaps: list[float] = []
     for rollout in Rollouts(folder)[-MAX_ROLLOUTS:]:
         # The step whose name the group has; in asynchronous mode, the step that used it.
         step = rollout.step if rollout.step is not None else int(rollout.group.partition("-")[0] or 0)
-        turns = list(_read_turns(rollout))
+        turns = tuple(_read_turns(rollout))
         if turns and not rollout.stop.is_infrastructure and (step in known or settings.mode == "asynchronous"):
-            steps[step][rollout.group].append(turns)
+            groups[step, rollout.group].append(turns)
             gaps += (
                 max(0.0, after.start_s - before.start_s - before.duration_s)
                 for before, after in pairwise(rollout.timeline)
                 if before.phase == "generating"
             )
-    if not steps:
+    if not groups:
         remedy = "name a run in which rollouts ended; or leave the run out to plan with stated defaults"
         raise ConfigError("no rollout of the run can be used", file=folder, remedy=remedy)
-    return MeasuredRun(folder, settings, tuple(metrics), steps, median(gaps) if gaps else HOST_TURN_S)
+    return MeasuredRun(
+        settings, tuple(metrics), tuple(map(tuple, groups.values())), median(gaps) if gaps else HOST_TURN_S
+    )
 
 
-def _read_turns(rollout: Rollout) -> Iterator[TimedTurn]:
-    """The turns of a rollout with their times; none if its timeline has other turns than its ledgers."""
+def _read_turns(rollout: Rollout) -> Iterator[TurnScript]:
+    """The turns of a rollout; none if its timeline has other turns than its ledgers."""
     spans = [index for index, span in enumerate(rollout.timeline) if span.phase == "generating"]
     entries = list(_policy_entries(rollout))
     if len(spans) != len(entries):
         return
     for place, (context, entry) in zip(spans, entries, strict=True):
-        span = rollout.timeline[place]
         answer_s = 0.0
         for later in rollout.timeline[place + 1 :]:
             if later.phase in ("generating", "queueing"):
                 break
             answer_s += later.duration_s
-        script = TurnScript(context, len(entry.ids), answer_s)
-        yield TimedTurn(script, span.start_s, span.start_s + span.duration_s)
+        yield TurnScript(context, len(entry.ids), answer_s)
 
 
 def _policy_entries(rollout: Rollout) -> Iterator[tuple[int, Entry]]:

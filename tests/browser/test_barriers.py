@@ -9,6 +9,7 @@ import pytest
 from tests.browser.axe import find_barriers
 from tests.browser.gateway_stage import GATEWAY
 from tests.browser.page import NARROW, Page
+from tests.browser.readability import overflowing_elements
 from tests.browser.runs_stage import ODD_RUNS, RUNS, STARTING_RUN
 from tests.browser.views import View
 
@@ -37,6 +38,8 @@ def assert_no_barriers(page: Page, view: View, url: str) -> None:
     assert find_barriers(page) == []
     page.look("dark", view.size)
     assert find_barriers(page) == []
+    page.look("dark", NARROW)
+    assert overflowing_elements(page) == []
 
 
 @pytest.mark.parametrize("view", [view for view in RUNS.views if view.size != NARROW], ids=lambda view: view.name)

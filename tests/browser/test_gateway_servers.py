@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.http.settings import Settings
-from tests.browser.page import NARROW, Page
-from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
+from tests.browser.page import Page
 from tests.browser.sample_gateway import HOSTILE, sample_gateway_with_servers
 from tests.live_server import LiveServer, live_server
 from tests.waiting import PATIENCE_S
@@ -81,17 +80,3 @@ def test_kept_session_serves_further_calls_and_closes_when_the_tool_is_left(
     assert open_sessions(server) == 1
     page.js(f"void ({leave})")
     wait_for_no_session(server)
-
-
-@pytest.mark.parametrize("view", ["#/servers", "#/servers/chatty", "#/servers/far", "#/tools"])
-def test_operators_views_are_readable_in_light_dark_and_at_400_pixels(
-    page: Page, server: LiveServer, view: str
-) -> None:
-    page.look("light", NARROW)
-    page.open(f"{server.url}/ui{view}")
-    page.until("document.querySelector('main').innerText.length > 40")
-    assert overflowing_elements(page) == []
-    assert unnamed_controls(page) == []
-    assert low_contrast_texts(page) == []
-    page.look("dark", NARROW)
-    assert low_contrast_texts(page) == []

@@ -11,15 +11,13 @@ from pydantic import SecretStr
 from gateway.http.settings import Settings
 from mtrl_plugins.web.app import serve_in_thread
 from mtrl_plugins.web.runs import name_runs
-from tests.browser.page import NARROW, Page
-from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
+from tests.browser.page import Page
 from tests.browser.runs_stage import CONNECTION_REFUSED, serve_runs
 from tests.browser.sample_run import HOSTILE, PAD, STEPS, write_sample_run
 
 HOSTILE_AT = 20
 """The rollout with hostile text, of step 2, group 1."""
 FAILED_AT = 19
-VIEWS = ("#/", "#/over/rollouts", "#/over/rollouts/171?by=advantage&token=66", "#/over/group/11-0-2")
 
 
 @pytest.fixture(scope="module")
@@ -297,22 +295,6 @@ def test_siblings_are_shown_from_where_they_diverge(page: Page, url: str) -> Non
     page.sees("Answer", ".differences")
     page.until("!!document.querySelector('.attempt .diverged .t.pale')")
     assert "System message" not in page.text(".siblings-all")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 860), NARROW])
-def test_views_are_readable(page: Page, url: str, scheme: str, size: tuple[int, int]) -> None:
-    page.look(scheme, size)
-    for view in VIEWS:
-        page.open(url + view)
-        wait_for_view(page)
-        page.until("document.querySelector('.view').innerText.length > 200")
-        assert (view, low_contrast_texts(page), overflowing_elements(page), unnamed_controls(page)) == (
-            view,
-            [],
-            [],
-            [],
-        )
 
 
 def test_page_asks_for_token_if_needed(page: Page, finished_run: Path) -> None:

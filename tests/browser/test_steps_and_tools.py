@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -107,61 +106,6 @@ def test_table_of_a_step_leads_to_what_changed(page: Page, url: str) -> None:
         assert page.count(f"section.data[aria-label='{table}'] tbody tr")
     page.click(".causes a[aria-label^='an example of step 7']")
     page.until("location.hash.startsWith('#/over/rollouts/')")
-
-
-def test_parts_of_the_change_add_up_to_the_whole_as_the_page_computes_them(page: Page, url: str) -> None:
-    page.open(f"{url}#/over/compare/6-7")
-    sums = page.js("""Promise.all([import("/ui/compare.js"), fetch("../v1/runs/over/steps").then(said => said.json())])
-      .then(([{ propertyRows }, steps]) => steps.slice(1).flatMap((after, at) =>
-        ["kind", "source", "stop"].map(name => {
-          const parts = propertyRows(steps[at], after, name).map(row => row.part);
-          return [parts.reduce((sum, part) => sum + part, 0), after.reward - steps[at].reward]; })))""")
-    assert len(sums) == 33 and all(parts == pytest.approx(whole, abs=1e-9) for parts, whole in sums)
-    cut = page.js("""import("/ui/compare.js").then(({ propertyRows }) => {
-      const digest = (reward, rollouts, scored, kind) => ({ reward, rollouts, scored, values: { kind } });
-      const listed = (rollouts, reward) => ({ rollouts, scored: rollouts, reward });
-      const before = digest(.5, 4, 4, { near: listed(2, 1) }), after = digest(.25, 9, 4, { far: listed(1, 1) });
-      return propertyRows(before, after, "kind"); })""")
-    assert [row["name"] for row in cut] == ["near", "far", None]
-    assert sum(row["part"] for row in cut) == pytest.approx(-0.25)
-
-
-def test_parts_are_shown_with_the_decimals_of_the_whole(page: Page, url: str) -> None:
-    page.open(f"{url}#/over/compare/6-7")
-    page.until("document.querySelector('.causes li')")
-    told = re.search(r"The reward (fell|rose) by ([\d.]+), from ([\d.]+) to ([\d.]+)", page.text("main"))
-    assert told
-    cells = page.js("""[...document.querySelectorAll("section.data[aria-label='Kinds of task'] tbody tr")]
-      .map(row => row.lastElementChild.innerText)""")
-    decimals = len(told[2].partition(".")[2])
-    assert {len(cell.partition(".")[2]) for cell in (*cells, told[3], told[4])} == {decimals}
-    whole = float(told[2]) * (-1 if told[1] == "fell" else 1)
-    parts = [float(cell.replace("\N{MINUS SIGN}", "-").replace("±", "")) for cell in cells]
-    assert sum(parts) == pytest.approx(whole, abs=0.5 * 10**-decimals * (len(parts) + 1))
-
-
-def test_keys_alone_reach_steps_tools_and_the_heat_map(page: Page, url: str) -> None:
-    page.open(f"{url}#/over/rollouts?step=7")
-    page.until("document.querySelector('.rows .line.filled')")
-    page.press("w")
-    page.sees("What changed from step 6 to step 7", "h1")
-    page.press("j")
-    page.sees("What changed from step 7 to step 8", "h1")
-    page.press("o")
-    page.sees("Tools", "h1")
-    page.until("document.querySelectorAll('.data tbody tr').length > 10 && document.activeElement.id === 'main'")
-    tab_to(page, "th[scope=row] a:not([aria-current])")
-    page.press("Enter")
-    page.until("location.hash.includes('tool=look_up') && document.querySelector('[aria-label=\"look_up by step\"]')")
-    page.open(f"{url}#/over/group/{HOSTILE_GROUP}")
-    page.until("document.querySelector('.heat-grid a')")
-    tab_to(page, ".heat-grid a")
-    page.press("ArrowDown")
-    page.press("ArrowRight")
-    page.until("document.activeElement.matches('tr:nth-child(2) > td:nth-child(3) a')")
-    aim = page.js("document.activeElement.hash")
-    page.press("Enter")
-    page.until(f"location.hash === {aim!r}")
 
 
 def test_click_or_enter_on_a_curve_opens_the_rollouts_of_its_step(page: Page, url: str) -> None:

@@ -5,39 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.configured_server import find_unknown_tools
-from gateway.config.entries import FunctionEntry
 from tests.config.conftest import LoadConfig, LoadErrors
 from tests.conftest import Write
 
 SERVERS = '{"mcpServers": {"time": {"command": "time-server"}, "web": {"url": "http://127.0.0.1:9/mcp"}}}'
-
-
-def test_function_entry_accepts_all_limits(write: Write, load_files: LoadConfig) -> None:
-    write(
-        "tool_configs/maths.yaml",
-        """
-        tools:
-          - function: maths:add
-            name: plus
-            description: Adds.
-            parameters: {type: object, properties: {a: true}}
-            prefix: my_
-            timeout_s: 2
-            at_once: 3
-            queue_limit: 0
-            rate_per_s: 0.5
-            retries: 0
-            result_limit: 100
-            pure: true
-        """,
-    )
-    (entry,) = load_files().tools
-    assert isinstance(entry, FunctionEntry)
-    assert (entry.function, entry.declared_name, entry.description) == ("maths:add", "my_plus", "Adds.")
-    assert (entry.timeout_s, entry.at_once, entry.queue_limit) == (2.0, 3, 0)
-    assert (entry.rate_per_s, entry.retries, entry.pure) == (0.5, 0, True)
-    assert entry.result_limit is not None
-    assert (entry.result_limit.chars, entry.result_limit.side) == (100, "middle")
 
 
 def test_server_entry_applies_to_one_server_only(write: Write, load_files: LoadConfig) -> None:

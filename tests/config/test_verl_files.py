@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.entries import ClassEntry, McpEntry
 from tests.config.conftest import LoadConfig
 from tests.conftest import Write
 
@@ -18,94 +17,6 @@ SERVERS = """
         }
     }}
 """
-
-
-def test_native_class_keeps_its_config_and_schema(write: Write, load_files: LoadConfig) -> None:
-    write(
-        "tool_configs/search.yaml",
-        """
-        tools:
-          - class_name: "verl.tools.search_tool.SearchTool"
-            config: {
-              "retrieval_service_url": "http://127.0.0.1:8000/retrieve",
-              "rate_limit": 120,
-              "timeout": 30,
-              "type": "native"
-            }
-            tool_schema:
-              type: "function"
-              function:
-                name: "search"
-                description: "Searches the web for relevant information based on the given query."
-                parameters:
-                  type: "object"
-                  properties:
-                    query_list:
-                      type: "array"
-                      item:
-                        type: "string"
-                      minItems: 1
-                    since: {anyOf: [{type: string, format: date, default: 2024-01-01}, {type: "null"}]}
-                    node: {$ref: "#/$defs/node"}
-                    tolerance: {type: number, maximum: 1e-5}
-                  required: ["query_list"]
-                  $defs: {node: {type: object}}
-        """,
-    )
-    (entry,) = load_files().tools
-    assert isinstance(entry, ClassEntry)
-    assert entry.config == {
-        "retrieval_service_url": "http://127.0.0.1:8000/retrieve",
-        "rate_limit": 120,
-        "timeout": 30,
-        "type": "native",
-    }
-    assert entry.timeout_s == 60.0, "the timeout in its config is the class's own affair"
-    assert entry.tool_schema is not None
-    assert entry.tool_schema.function.name == "search"
-    parameters = entry.tool_schema.function.parameters
-    assert parameters["properties"]["query_list"] == {"type": "array", "item": {"type": "string"}, "minItems": 1}
-    assert parameters["properties"]["since"]["anyOf"][0]["default"] == "2024-01-01"
-    assert parameters["properties"]["node"] == {"$ref": "#/$defs/node"}
-    assert parameters["properties"]["tolerance"]["maximum"] == 1e-5
-    assert parameters["$defs"] == {"node": {"type": "object"}}
-
-
-def test_mcp_entry_applies_to_every_server_of_its_file(write: Write, load_files: LoadConfig) -> None:
-    write("tool_configs/mcp_server.json", SERVERS)
-    write(
-        "tool_configs/mcp_tool_config.yaml",
-        """
-        tools:
-          - class_name: verl.tools.mcp_search_tool.MCPSearchTool
-            config:
-              rate_limit: 120
-              timeout: 90
-              type: mcp
-              extra_of_the_hook: 7
-            mcp:
-              mcp_servers_config_path: ./mcp_server.json
-              # optional
-              tool_selected_list:
-                - tavily_search_tool
-                - STDIO Server_read
-        """,
-    )
-    servers = load_files().servers
-    assert [*servers] == ["SSE Server", "STDIO Server"]
-    remote, local = servers.values()
-    assert remote.server.auth_token is not None
-    assert remote.server.auth_token.get_secret_value() == "your_server_api_token"
-    assert (local.server.command, local.server.args) == ("npx", ("-y", "server-mcp@0.2.1"))
-    assert local.server.env == {"SERVER_API_KEY": "your_server_api_token"}
-    offer = remote.offer("tavily_search_tool")
-    assert isinstance(offer, McpEntry)
-    assert (offer.timeout_s, offer.rate_per_s) == (90.0, 120.0)
-    assert offer.hook_for("tavily_search_tool") == "verl.tools.mcp_search_tool.MCPSearchTool"
-    assert offer.hook_config == {"rate_limit": 120.0, "timeout": 90.0, "type": "mcp", "extra_of_the_hook": 7}
-    assert local.offer("read") == offer, "with several servers, fastmcp calls it `STDIO Server_read`"
-    assert remote.offer("read") is None
-    assert local.offer("write") is None
 
 
 @pytest.mark.parametrize("selected", ["tool_selected_list: {}", "tool_selected_list: []", "tool_selected_list:", ""])

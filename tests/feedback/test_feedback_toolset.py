@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from typing import Any
 
@@ -10,11 +9,10 @@ import anyio
 import pytest
 
 from gateway.errors import SessionError
-from gateway.feedback import conversation
 from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY, Gsm8kInteraction
 from gateway.feedback.interaction_toolset import DeclaredInteraction, FeedbackSession, FeedbackToolset
 from gateway.types import Outcome, Task, Text, ToolCall
-from tests.feedback.interactions import OlderInteraction, PlainInteraction, Recorder, feedback_call, make_chat
+from tests.feedback.interactions import OlderInteraction, PlainInteraction, Recorder, make_chat
 
 
 def make_toolset(**interactions: Any) -> FeedbackToolset:
@@ -80,19 +78,6 @@ async def test_a_call_with_wrong_arguments_is_invalid(arguments: str) -> None:
     assert result.reward is None
 
 
-async def test_an_exception_in_an_interaction_is_an_infrastructure_failure() -> None:
-    interaction = Recorder({"turn": RuntimeError("the database is gone")})
-    async with make_toolset(one=interaction) as toolset:
-        async with toolset.open(Task(feedback="one")) as session:
-            feedback = await session.feedback(make_chat("a"))
-            result = await session.call(feedback_call("one", make_chat("a")))
-        assert toolset.counts["one", "unavailable"] == 2
-    assert feedback.outcome is Outcome.UNAVAILABLE
-    assert re.fullmatch(r"RuntimeError: the database is gone \(.*interactions\.py:\d+\)", feedback.reason or "")
-    assert result.reward is None
-    assert interaction.count("finalize") == 1
-
-
 async def test_a_turn_beyond_the_deadline_times_out_and_the_interaction_is_finalized() -> None:
     interaction = Recorder({"turn": "hang"})
     async with FeedbackToolset({"one": interaction}, timeouts_s={"one": 0.05}) as toolset:
@@ -102,16 +87,6 @@ async def test_a_turn_beyond_the_deadline_times_out_and_the_interaction_is_final
     assert feedback.outcome is Outcome.TIMEOUT
     assert "0.05 s" in str(feedback.reason)
     assert interaction.count("finalize") == 1
-
-
-async def test_a_failing_start_refuses_the_session_and_is_finalized() -> None:
-    interaction = Recorder({"start": ValueError("no such level")})
-    async with make_toolset(one=interaction) as toolset:
-        with pytest.raises(SessionError, match="'one' could not start: ValueError: no such level"):
-            async with toolset.open(Task(feedback="one")):
-                pytest.fail("it opened")
-        assert toolset.counts["one", "start_failed"] == 1
-    assert [method for method, _ in interaction.log] == ["start", "finalize"]
 
 
 async def test_a_cancelled_rollout_is_finalized() -> None:
@@ -127,15 +102,6 @@ async def test_a_cancelled_rollout_is_finalized() -> None:
             await interaction.entered.wait()
             tasks.cancel_scope.cancel()
     assert interaction.count("finalize") == 1
-
-
-async def test_a_hanging_finalize_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "CLOSE_TIMEOUT_S", 0.05)
-    async with make_toolset(one=Recorder({"finalize": "hang"})) as toolset:
-        with anyio.fail_after(60):
-            async with toolset.open(Task(feedback="one")):
-                pass
-        assert toolset.counts["one", "finalize_failed"] == 1
 
 
 async def test_a_session_can_be_closed_twice_by_other_tasks() -> None:

@@ -17,7 +17,7 @@ from gateway.errors import GatewayError, SessionError, Unavailable
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
 from gateway.native.function import FunctionTool
-from gateway.types import Outcome, Task, ToolCall
+from gateway.types import Outcome, Task
 from tests.http.api_client import HangingTool, http_sources
 from tests.live_server import live_server_async
 from tests.toolset_conformance.sample_tools import make_call
@@ -159,30 +159,3 @@ async def test_token_is_sent_and_a_missing_one_is_reported() -> None:
         async with RemoteGateway(server.url + "/", token="s3cret") as gateway, gateway.open() as session:
             assert (await session.call(make_call("add", '{"a": 1}'))).text == "1"
             assert "s3cret" not in repr(gateway.__dict__["_http"])
-
-
-async def test_many_concurrent_calls_are_neither_lost_nor_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.client.CONNECT_TIMEOUT_S", PATIENCE_S)
-    patient = Settings(port=0, head_s=PATIENCE_S)
-    async with (
-        live_server_async(lambda: Gateway(http_sources()), patient) as server,
-        RemoteGateway(server.url) as gateway,
-    ):
-        texts: list[str] = []
-
-        async def roll(place: int) -> None:
-            async with gateway.open() as session:
-                calls = [ToolCall(f"{place}.{turn}", "add", f'{{"a": {place * 4 + turn}}}') for turn in range(4)]
-                async with anyio.create_task_group() as turns:
-                    for call in calls:
-                        turns.start_soon(answer, session, call)
-
-        async def answer(session: object, call: ToolCall) -> None:
-            texts.append((await session.call(call)).text)  # type: ignore[attr-defined]
-
-        with anyio.fail_after(2 * PATIENCE_S):
-            async with anyio.create_task_group() as tasks:
-                for place in range(100):
-                    tasks.start_soon(roll, place)
-        assert sorted(texts, key=int) == [str(number) for number in range(400)]
-        assert not server.gateway.sessions

@@ -64,25 +64,6 @@ async def test_progress_and_log_messages_arrive_in_order(upstream: str, protocol
     assert logged == ["warning 1", "warning 2"]
 
 
-@crossed_protocols
-async def test_cancelled_call_is_cancelled_on_the_upstream_server(upstream: str, protocol: str) -> None:
-    started = anyio.Event()
-
-    async def on_progress(*_: Any) -> None:
-        started.set()
-
-    async def call() -> None:
-        await client.call_tool("hang", {}, progress_callback=on_progress)
-
-    async with connect_to_eliciting_servers(protocol, upstream) as (client, _):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            await started.wait()
-            tasks.cancel_scope.cancel()
-        while text_of(await client.call_tool("counts", {})) != "0 hang, 1 cancelled, followed: []":
-            await anyio.lowlevel.checkpoint()
-
-
 class ReceivedNotifications:
     """The change notifications that a client received, with any protocol version."""
 

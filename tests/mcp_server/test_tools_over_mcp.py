@@ -12,13 +12,12 @@ from mcp.client import Client
 from mcp_types import methods
 
 from gateway.gateway import Gateway
-from gateway.mcp_client.decode import to_result
-from gateway.mcp_server.encode import to_call_result, to_content_block, to_tool
+from gateway.mcp_server.encode import to_call_result, to_tool
 from gateway.mcp_server.server import PAGE_SIZE, build_page
 from gateway.native.base import OpenAIFunctionToolSchema
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.tool_table import Source
-from gateway.types import Audio, Hints, Image, Outcome, Part, Resource, Text, ToolResult, ToolSpec, Video
+from gateway.types import Hints, Outcome, Text, ToolResult, ToolSpec
 from tests.mcp_server.clients import (
     TIMEOUT_S,
     connect_client,
@@ -142,33 +141,3 @@ async def test_tools_and_results_fit_every_protocol_version(version: str) -> Non
         "tools/call", version, to_call_result(result, modern=version >= "2026")
     )
     assert serialized["isError"] and ("structuredContent" in serialized) == (version >= "2026")
-
-
-PARTS: list[Part] = [
-    Text("text"),
-    Image(PNG, "image/png"),
-    Audio(b"RIFF", "audio/wav"),
-    Video(b"film", "video/mp4"),
-    Resource("a://b", "text/plain", text="words", name="n", description="d"),
-    Resource("a://b", "application/zip", data=b"\0", name="n"),
-    Resource("a://b", name="n", description="d"),
-]
-
-
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)
-def test_parts_survive_a_chain_of_gateways(part: Part) -> None:
-    assert to_result({"content": [to_content_block(part)]}).parts == (part,)
-
-
-@pytest.mark.parametrize("outcome", Outcome)
-def test_outcomes_survive_a_chain_of_gateways(outcome: Outcome) -> None:
-    result = ToolResult((Text("x"),), outcome, reward=0.5, done=True, metrics={"n": 1}, reason="why", meta={"a": 1})
-    pages = to_result(to_call_result(result, modern=True))
-    assert (pages.outcome, pages.reward, pages.done, pages.metrics, pages.reason) == (
-        outcome,
-        0.5,
-        True,
-        {"n": 1},
-        "why",
-    )
-    assert to_call_result(pages, modern=True) == to_call_result(result, modern=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from gateway.media.process import MAX_ASPECT_RATIO, PixelBounds, fit_size, process_image, process_video
+from gateway.media.process import MAX_ASPECT_RATIO, PixelBounds, fit_size, process_video
 from gateway.media.sniff import MediaError, to_data_uri
 from gateway.media.video import FrameSampling, sample_video
 from gateway.types import Image
@@ -39,28 +38,6 @@ def test_fitted_sizes_are_multiples_of_the_factor_within_the_bounds(
     assert new_width % factor == new_height % factor == 0 and min(new_width, new_height) > 0
     assert bounds.min_pixels <= new_width * new_height <= bounds.max_pixels
     assert fit_size(new_width, new_height, bounds) == (new_width, new_height)
-
-
-def test_an_image_can_be_given_in_every_form_of_verls_rows(tmp_path: Path) -> None:
-    file = tmp_path / "an image.png"
-    file.write_bytes(png(56, 56))
-    uri = to_data_uri(Image(png(56, 56)))
-    for image in (
-        {"image": str(file)},
-        {"image": file},
-        {"image": file.as_uri()},
-        {"image": uri},
-        {"image_url": uri},
-        {"type": "image_url", "image_url": {"url": uri}},
-        {"bytes": png(56, 56), "path": None},
-        {"image": png(56, 56)},
-        {"image": np.zeros((56, 56, 3), np.uint8)},
-    ):
-        assert process_image(image).size == (56, 56)
-    with pytest.raises(MediaError, match="one of `image`, `image_url` and `bytes`, but there are 0"):
-        process_image({"path": str(file)})
-    with pytest.raises(MediaError, match="URLs are not downloaded"):
-        process_image({"image": "https://example.org/a.png"})
 
 
 def color_indices(images: list[Pillow.Image]) -> list[int]:

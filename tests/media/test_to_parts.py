@@ -16,7 +16,7 @@ from gateway.media.sniff import read_image_size
 from gateway.media.to_parts import convert_value
 from gateway.native.base import ToolResponse
 from gateway.types import Audio, Image, Resource, Text, Video
-from tests.sample_images import SVG, decode, png
+from tests.sample_images import decode, png
 
 
 class ArrayLike:
@@ -111,37 +111,6 @@ def test_arrays_of_all_types_and_channel_orders_become_the_same_image(array: Any
 def test_an_array_that_is_no_image_is_refused(array: Any, message: str) -> None:
     with pytest.raises(MediaError, match=message):
         to_media(array)
-
-
-def test_a_response_keeps_valid_media_and_notes_the_others(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(png())
-    (tmp_path / "notes.txt").write_text("not image!")
-    result = convert_value(
-        ToolResponse(
-            text="four",
-            image=[
-                tmp_path / "a.png",
-                str(tmp_path / "missing.png"),
-                tmp_path / "notes.txt",
-                (tmp_path / "a.png").as_uri(),
-                SVG,
-                "https://example.org/a.png",
-                object(),
-            ],
-        )
-    )
-    types = [type(part) for part in result.parts]
-    assert types == [Image, Text, Text, Image, Text, Text, Text, Text] and result.refused == 5
-    text = "\n".join(part.text for part in result.parts if isinstance(part, Text))
-    for message in (
-        "there is no file",
-        "10 bytes of unknown type",
-        "SVG images are not supported",
-        "URLs are not downloaded",
-        "object is not",
-    ):
-        assert message in text
-    assert result.parts[-1] == Text("four")
 
 
 def test_paths_of_devices_folders_and_invalid_names_are_not_read() -> None:

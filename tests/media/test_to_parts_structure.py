@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.media import to_data_uri
-from gateway.media.to_parts import convert_value, is_heavy
+from gateway.media.to_parts import convert_value
 from gateway.types import Audio, Image, Part, Resource, Text
-from tests.sample_images import animation, plain_image, png
+from tests.sample_images import plain_image, png
 
 RED, BLUE = png(), png(color="blue")
 URI = to_data_uri(Image(RED))
@@ -93,25 +93,3 @@ def test_no_text_has_addresses_or_reprs_of_media(value: Any) -> None:
     text = " ".join(part.text for part in parts if isinstance(part, Text))
     assert refused == 0 and "0x" not in text and "base64" not in text and "PIL" not in text
     assert text.count("[image ") == sum(isinstance(part, Image) for part in parts)
-
-
-def test_only_values_that_must_be_encoded_are_heavy() -> None:
-    for heavy in (
-        plain_image(),
-        [["a", plain_image()]],
-        {"a": {"b": np.zeros((3, 2), np.uint8)}},
-        Chart("a", plain_image()),
-    ):
-        assert is_heavy(heavy)
-    for light in (
-        1,
-        "a",
-        None,
-        RED,
-        Image(RED),
-        animation(),
-        {"a": [np.float64(1), RED, "b"]},
-        np.zeros(3),
-        Chart("a", 1),
-    ):
-        assert not is_heavy(light)

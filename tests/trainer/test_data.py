@@ -15,7 +15,6 @@ import pytest
 
 from gateway.errors import ConfigError
 from gateway.types import Image
-from gateway.types import Task as Asked
 from tests.sample_images import png
 from trainer.data import load_rows
 from trainer.rollout.task import Task
@@ -118,30 +117,6 @@ def test_row_is_the_same_task_in_every_format(form: Form, rows: Rows, tmp_path: 
     assert [(t.id, t.messages, t.truth, t.session_task) for t in tasks] == [
         (t.id, t.messages, t.truth, t.session_task) for t in meant
     ]
-
-
-def test_verl_rows_are_read() -> None:
-    task, other = load_rows(VERL)
-    assert [message["role"] for message in task.messages] == ["system", "user"]
-    assert task.truth == "2"
-    assert task.session_task == Asked(
-        task.id,
-        ("calc_gsm8k_reward",),
-        {"calc_gsm8k_reward": {"ground_truth": "2"}},
-        None,
-        {"query": "1 + 1?", "ground_truth": "2"},
-    )
-    assert task.has_feedback
-    assert other.session_task == Asked(other.id, None, {"code": {"memory": 64}})
-    assert not other.has_feedback
-    assert task.columns["extra_info"]["index"] == 0
-
-
-def test_ms_swift_columns_are_kept_beside_the_messages() -> None:
-    task = load_rows(SWIFT)[0]
-    assert task.messages == tuple(SWIFT[0]["messages"])
-    assert task.truth == task.columns["solution"]
-    assert task.columns == SWIFT[0]
 
 
 def test_interaction_gets_the_rows_truth_by_default() -> None:

@@ -12,10 +12,8 @@ import anyio
 import pytest
 
 from tests.plugins.agents.agent_harness import open_agents
-from tests.plugins.agents.test_agent_rollouts import ASK, WALL_S, is_alive, program
+from tests.plugins.agents.test_agent_rollouts import ASK, is_alive, program
 from tests.waiting import PATIENCE_S, wait_until
-from trainer.rollout.rollout import StopReason
-from trainer.rollout.settings import RolloutLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -43,29 +41,6 @@ anyio.run(main)
 
 def is_folder(path: str) -> bool:
     return Path(path).is_dir()
-
-
-async def test_daemons_of_a_program_end_with_it() -> None:
-    code = f"{DAEMONS}\nask('x'); print(json.dumps([os.getpid(), *pids]))"
-    async with open_agents(["It is 7."], command=program(code)) as harness:
-        rollout = await harness.run()
-        pids = json.loads(rollout.infos["agent_output"])
-        assert rollout.stop is StopReason.DONE and len(pids) == 4 and not any(map(is_alive, pids))
-
-
-async def test_daemons_of_a_program_that_ignores_sigterm_end_at_the_time_limit(tmp_path: Path) -> None:
-    file = tmp_path / "pids"
-    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    tell = f"open({str(file)!r}, 'w').write(json.dumps([os.getpid(), *pids]))"
-    code = f"{deaf}\n{DAEMONS}\nask('x'); {tell}; time.sleep(600)"
-    for wall_s in WALL_S:
-        limits = RolloutLimits(timeout_s=wall_s)
-        async with open_agents(["It is 7."], command=program(code), limits=limits, stop_s=0.2) as harness:
-            rollout = await harness.run()
-        assert rollout.stop is StopReason.WALL_TIME
-        if file.exists():
-            break
-    assert not any(map(is_alive, json.loads(file.read_text())))
 
 
 async def test_nothing_is_left_when_the_trainer_is_killed(tmp_path: Path) -> None:

@@ -63,16 +63,6 @@ async def test_other_tools_in_mid_rollout_are_a_new_prompt_and_are_counted() -> 
         assert agent.session.tree.changed == {Change.TOOLS: 1}
 
 
-async def test_compacted_chat_goes_on_as_a_branch() -> None:
-    async with open_agents([CALL, "It is 7.", "As I said."]) as harness, harness.session() as agent:
-        message = await agent.chat([USER], tools=[ADD])
-        await agent.chat([USER, message, tool_reply(message)], tools=[ADD])
-        summary = {"role": "user", "content": "Summary so far: 3 + 4 was asked, the tool said 7. Go on."}
-        await agent.chat([summary], tools=[ADD])
-        short, main = agent.session.tree.ledgers()
-        assert (len(short.turns), len(main.turns)) == (1, 2)
-
-
 CHATS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2)), min_size=1, max_size=14)
 
 

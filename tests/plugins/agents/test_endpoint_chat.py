@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtrl_plugins.agents.turn_tree import Change
-from tests.plugins.agents.agent_harness import TEMPLATE, call_text, open_agents
+from tests.plugins.agents.agent_harness import TEMPLATE, open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
 from trainer.ledger import Author
 
@@ -64,14 +64,6 @@ async def test_text_that_is_no_call_comes_back_as_it_was_written() -> None:
         assert len(ledger.turns) == 2 and agent.session.tree.changed == {}
 
 
-async def test_arguments_that_are_no_json_come_back_as_they_were_written() -> None:
-    async with open_agents([call_text("add", '"three"'), "It is 7."]) as harness, harness.session() as agent:
-        message = await agent.chat([USER], tools=[ADD])
-        assert message["tool_calls"][0]["function"]["arguments"] == '"three"'
-        await agent.chat([USER, message, tool_reply(message, "no")], tools=[ADD])
-        assert len(agent.session.tree.ledgers()[0].turns) == 2
-
-
 async def test_parallel_calls_are_answered_in_any_order() -> None:
     async with open_agents([f"{CALL}\n{CALL}", "It is 7."]) as harness, harness.session() as agent:
         message = await agent.chat([USER], tools=[ADD])
@@ -102,16 +94,6 @@ async def test_turn_that_is_cut_at_max_tokens_goes_on_in_the_next_request() -> N
         (ledger,) = agent.session.tree.ledgers()
         assert len(ledger.turns[0].ids) == 3
         assert harness.engine.requests[1].ids == ledger.ids[: ledger.starts[-1]]
-
-
-async def test_stop_string_is_left_out_of_the_text_but_not_of_the_ids() -> None:
-    def until_stop(prompt: str) -> str:
-        return "one STOP" if "Go on" not in prompt else "two"
-
-    async with open_agents(until_stop) as harness, harness.session() as agent:
-        response = await agent.post("/chat/completions", {"messages": [USER], "stop": "STOP", "max_tokens": 40})
-        assert harness.engine.requests[0].sampling.stop == ("STOP",)
-        assert response.status_code == 200
 
 
 async def test_several_system_messages_at_the_start_are_one() -> None:

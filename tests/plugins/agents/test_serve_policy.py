@@ -16,14 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.forked_python import ForkedPopen
 from tests.trainer.cli_data import RunCommand
 from trainer.storage.rollout_file import Rollouts
 
 ROOT = Path(__file__).parents[3]
-START_S = 120
 
 
 @contextmanager
@@ -83,18 +80,6 @@ def test_model_is_served_and_sessions_are_saved(model: Path, tmp_path: Path, run
     (rollout,) = Rollouts(out)
     assert (rollout.task, rollout.rewards) == ("mine", {"agent": 0.5}) and len(rollout.ledger.turns) == 1
     assert "mine" in run("show", out).output
-
-
-def test_token_of_a_file_is_needed(model: Path, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("sesame\n")
-    with served("--model", model, "--token-file", token) as (_, start):
-        url = start[0].split()[1]
-        assert "the token" in start[1] and "sesame" not in "".join(start) and "there is no --out" in start[3]
-        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            post(f"{url}/v1/chat/completions", chat, "wrong")
-        assert post(f"{url}/v1/chat/completions", chat, "sesame")["usage"]["completion_tokens"] <= 4
 
 
 def test_port_in_use_is_told_before_the_model_is_loaded(model: Path, run: RunCommand) -> None:

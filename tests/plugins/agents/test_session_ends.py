@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import anyio
-import httpx2
 import pytest
 
 from mtrl_plugins.agents.agent_session import SampledTokens
 from mtrl_plugins.agents.requests import PolicyProblem, PolicyRequest
 from mtrl_plugins.agents.responses_dialect import ResponsesEvents
 from mtrl_plugins.agents.turn_tree import message_key
-from tests.plugins.agents.agent_harness import TASK, call_text, open_agents
+from tests.plugins.agents.agent_harness import call_text, open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 from trainer.rollout.admission import Admission
 from trainer.rollout.settings import ConcurrencySettings
 
@@ -33,29 +32,6 @@ async def test_request_under_way_ends_with_its_session() -> None:
             await agent.session.end_requests()
             assert harness.engine.in_flight == 0
         assert statuses == [410] and agent.session.tree.turns == []
-
-
-async def test_rollout_that_its_program_ends_leaves_no_generation() -> None:
-    async with open_agents(["It is 7."], external=True) as harness:
-        harness.engine.hold()
-        url, run = harness.host.endpoint.url, {"Authorization": f"Bearer {harness.host.run_key}"}
-
-        async def play() -> None:
-            async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
-                opened = (await client.post("/sessions", json={}, headers=run)).json()
-                own = {"Authorization": f"Bearer {opened['api_key']}"}
-                async with anyio.create_task_group() as asking:
-                    body = {"messages": [USER]}
-                    asking.start_soon(
-                        lambda: client.post(f"{opened['base_url']}/chat/completions", json=body, headers=own)
-                    )
-                    await wait_until(lambda: harness.engine.in_flight == 1)
-                    await client.post(f"/sessions/{opened['id']}/end", json={}, headers=own)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(play)
-            rollout = await harness.runner.run(TASK, group="0-0-0")
-            assert harness.engine.in_flight == 0 and rollout.turns == ()
 
 
 async def test_rollout_is_busy_until_its_last_generation_ends() -> None:

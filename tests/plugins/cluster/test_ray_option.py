@@ -75,22 +75,6 @@ def test_mistakes_with_ray_are_refused_with_a_remedy(
     assert problem in output and remedy in output
 
 
-async def test_process_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
-    process, log = NodeProcess(), tmp_path / "logs" / "rank-0.log"
-    code = "trap '' TERM; echo \"$GREETING\"; while true; do sleep 100; done"
-    process.start(["bash", "-c", code], {"GREETING": "ready"}, str(tmp_path), str(log))
-    await wait_until(lambda: log.read_text() == "ready\n")
-    process.stop(15, 0.1)
-    assert process.wait() == -9
-
-
-def test_process_that_is_stopped_before_its_start_never_starts(tmp_path: Path) -> None:
-    process = NodeProcess()
-    process.stop(15, 0.1)
-    process.start(["touch", "begun"], {}, str(tmp_path), str(tmp_path / "log"))
-    assert process.wait() == 0 and not (tmp_path / "begun").exists()
-
-
 async def test_process_that_fails_starts_again_until_it_failed_too_often_or_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,26 +100,6 @@ def test_process_that_hangs_is_killed_and_starts_again(
     command = ["bash", "-c", f"{begin}; {HANGS_ONCE}"]
     assert NodeProcess().keep_running(command, {}, str(tmp_path), str(tmp_path / "log"), 0.5) == 0
     assert (tmp_path / "starts").read_text() == "started\n" * 2
-
-
-def test_process_that_waits_again_after_its_signs_of_life_is_not_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_process, "LOOK_S", 0.05)
-    command = ["bash", "-c", 'touch "$MTRL_BEAT_FILE"; sleep 0.3; rm "$MTRL_BEAT_FILE"; sleep 2; echo ended >> starts']
-    assert NodeProcess().keep_running(command, {}, str(tmp_path), str(tmp_path / "log"), 1.0) == 0
-    assert (tmp_path / "starts").read_text() == "ended\n"
-
-
-def test_process_may_be_interrupted_although_its_keeper_ignores_that(tmp_path: Path) -> None:
-    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)"
-    words, log = ([sys.executable, "-c", code], {}, str(tmp_path)), tmp_path / "log"
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert NodeProcess().keep_running(*words, str(log), LONG_S) == 0
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert log.read_text() == "True\n"
 
 
 def test_process_ends_with_its_actor_although_ray_kills_the_actors_process_group(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ import pytest
 from gateway.session import AnyGateway
 from mtrl_plugins.demo.demos import DemoTasks
 from mtrl_plugins.demo.facts.facts_demo import DEMO, build_tokenizer
-from mtrl_plugins.demo.facts.facts_tasks import KINDS, TOOLS, TRAILS, draw_number, draw_problem, draw_problems
+from mtrl_plugins.demo.facts.facts_tasks import KINDS, TOOLS, TRAILS, draw_problem, draw_problems
 from mtrl_plugins.demo.problem import Problem, answer_message
-from mtrl_plugins.demo.warm_start import PLAIN_RECIPE, DemonstrationWriter, Recipe
-from trainer.data.tasks import TaskSampler
+from mtrl_plugins.demo.warm_start import DemonstrationWriter
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import Author, Message
@@ -59,12 +58,6 @@ def some(split: str = "train", count: int = PER_KIND * len(KINDS)) -> list[Probl
     return list(islice(draw_problems(3, split), count))  # type: ignore[arg-type]
 
 
-def test_seed_determines_the_tasks() -> None:
-    first = [one.task.columns for one in some()]
-    assert first == [one.task.columns for one in some()]
-    assert first != [one.task.columns for one in islice(draw_problems(4), len(first))]
-
-
 def test_tasks_can_be_indexed_at_any_position() -> None:
     drawn = DemoTasks(DEMO, 3, PER_KIND)
     assert [one.columns["kind"] for one in drawn[:5]] == list(KINDS)
@@ -76,47 +69,11 @@ def test_tasks_can_be_indexed_at_any_position() -> None:
         drawn[PER_KIND]
 
 
-def test_epoch_has_each_task_once() -> None:
-    drawn = DemoTasks(DEMO, 3, 20)
-    ids = [one.id for one in islice(TaskSampler(drawn, seed=1), 20)]
-    assert ids != [one.id for one in drawn]
-    assert sorted(ids) == sorted(one.id for one in drawn)
-
-
-def test_each_kind_needs_its_number_of_calls() -> None:
-    needed = {kind: {len(draw_problem(0, place, kind).calls) for place in range(20)} for kind in KINDS}
-    assert needed == {"fact": {1}, "sum": {1}, "hop": {2}, "move": {3}, "judged": {1}}
-
-
-def test_trail_has_its_length_and_its_question_does_not_reveal_it() -> None:
-    drawn = {kind: [draw_problem(0, place, kind) for place in range(20)] for kind in TRAILS}
-    needed = {kind: {len(one.calls) for one in found} for kind, found in drawn.items()}
-    lengths = {"renamed": {2}, "renamed_twice": {3}, "renamed_thrice": {4}, "guest": {3}, "guest_twice": {4}}
-    assert needed == lengths
-    for one in (one for found in drawn.values() for one in found):
-        frame = "How many people live in the city of {}?" if "guest" in one.kind else "How many people live in {}?"
-        assert one.task.messages[0]["content"] == frame.format(one.calls[0].arguments["name"])
-        assert [call.result for call in one.calls] == [*(call.arguments["name"] for call in one.calls[1:]), one.answer]
-
-
-def test_default_job_and_demonstrations_have_no_trails() -> None:
-    assert not {*TRAILS} & {*KINDS, *Recipe().kinds, *PLAIN_RECIPE.kinds}
-    assert {one.kind for one in some(count=20)} == {*KINDS}
-    assert PLAIN_RECIPE.habit_steps == 0
-    assert {len(draw_problem(0, place, kind).calls) for kind in PLAIN_RECIPE.kinds for place in range(5)} == {1, 2}
-
-
 def test_held_out_facts_are_never_trained_on() -> None:
     trained = {str((one.task.messages, one.task.columns["facts"])) for one in some()}
     held = {str((one.task.messages, one.task.columns["facts"])) for one in some("held_out")}
     assert len(trained) == len(held) == PER_KIND * len(KINDS)
     assert not trained & held
-
-
-def test_answer_lengths_are_balanced() -> None:
-    lengths = Counter(len(one.answer) for one in some(count=1500))
-    assert set(lengths) == {3, 4, 5}
-    assert all(400 <= count <= 600 for count in lengths.values())
 
 
 async def test_perfect_policy_solves_every_kind(template: Template, gateway: AnyGateway) -> None:
@@ -154,18 +111,3 @@ async def test_wrong_result_is_reported_and_a_second_try_scores_half(template: T
         assert sum(entry.author is Author.FEEDBACK for entry in rollout.ledger) == 2
         found[name] = outcome(Attempt(one.task, rollout))
     assert found == {"late": 0.5, "never": 0.0}
-
-
-async def test_guessing_scores_zero(template: Template, gateway: AnyGateway) -> None:
-    drawn = [draw_problem(6, 0, kind) for kind in KINDS]
-    guesses = {one.task.id: [answer_message(draw_number(Random(place)))] * 2 for place, one in enumerate(drawn)}
-    player = RolloutRunner(saying(DemonstrationWriter(template, TOOLS), guesses), template, gateway)  # type: ignore[arg-type]
-    assert [outcome(Attempt(one.task, await player.run(one.task))) for one in drawn] == [0.0] * len(drawn)
-
-
-async def test_tools_are_rendered_as_in_the_demonstrations(template: Template, gateway: AnyGateway) -> None:
-    one = draw_problem(7, 0, "hop")
-    async with gateway.open(one.task.session_task) as session:
-        assert template.encode_prompt(one.task.messages, session.specs) == template.encode_prompt(
-            one.task.messages, TOOLS
-        )

@@ -12,29 +12,20 @@ from statistics import mean
 import anyio
 import pytest
 import torch
-from PIL import Image as Pictures
 from rich.console import Console
 
 from bench.image_controls import run_controls
 from gateway.errors import ConfigErrors
 from gateway.session import AnyGateway
-from gateway.types import Image, Outcome, Task, ToolCall
 from mtrl_plugins.demo.demos import DemoTasks, load_demo
 from mtrl_plugins.demo.model_cache import find_or_build_model
-from mtrl_plugins.demo.problem import Problem, answer_message
+from mtrl_plugins.demo.problem import Problem
 from mtrl_plugins.demo.sight.house import (
     COLOURS,
-    DARK,
-    GREY,
-    LIT,
-    WINDOWS,
     House,
-    draw_inside,
-    draw_outside,
-    neighbour_of,
 )
 from mtrl_plugins.demo.sight.sight_demo import build_model
-from mtrl_plugins.demo.sight.sight_tasks import KIND, TOOLS, draw_guess, draw_problem
+from mtrl_plugins.demo.sight.sight_tasks import KIND, TOOLS, draw_problem
 from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe
 from tests.trainer.cli_data import RunCommand
 from trainer.engine.base import Sampling
@@ -67,11 +58,6 @@ JOB = {
     "checkpoint": {"every": 9},
     "record": True,
 }
-HOUSE = "Leo Oslo 3"
-
-
-def picture(png: bytes) -> Pictures.Image:
-    return Pictures.open(io.BytesIO(png)).convert("RGB")
 
 
 @pytest.fixture(scope="module")
@@ -95,21 +81,6 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     anyio.run(train, settings, place / "run", Console(file=io.StringIO()))
     torch.set_num_threads(threads)
     return place / "run"
-
-
-def test_house_is_determined_by_its_name_and_shows_only_its_lit_window() -> None:
-    house, seen = House.from_name(HOUSE), picture(draw_outside(HOUSE))
-    assert draw_outside(HOUSE) == draw_outside(HOUSE)
-    for window, (left, top) in WINDOWS.items():
-        assert seen.getpixel((left + 3, top + 3)) == (LIT if window == house.lit else DARK)
-        assert picture(draw_inside(HOUSE, window)).getpixel((8, 8)) == COLOURS[house.rooms[window]]
-
-
-def test_controls_show_a_blank_or_a_swapped_image() -> None:
-    assert neighbour_of(neighbour_of(HOUSE)) == HOUSE != neighbour_of(HOUSE)
-    assert draw_outside(HOUSE, "neighbour") == draw_outside(neighbour_of(HOUSE))
-    assert draw_inside(HOUSE, "upper left", "neighbour") == draw_inside(neighbour_of(HOUSE), "upper left")
-    assert {picture(draw_outside(HOUSE, "nothing")).getpixel((x, x)) for x in range(16)} == {GREY}
 
 
 def test_training_and_held_out_houses_are_disjoint_with_balanced_colours() -> None:
@@ -143,33 +114,6 @@ async def test_perfect_policy_solves_every_task_with_the_demonstrated_text(
         assert rollout.ledger.expanded.ids == shown.expanded.ids
         assert [image.data for image in Attempt(one.task, rollout).images] == [image.data for image in shown.images]
         assert len(shown.expanded) == len(shown) + 2 * 3  # Four ids for each of two pictures, in place of one.
-
-
-async def test_guessing_succeeds_only_by_chance(template: Template, gateway: AnyGateway) -> None:
-    writer, draw, right = DemonstrationWriter(template, TOOLS), Random(0), 0.0
-    for place in range(40):
-        one = draw_problem("guess", place)
-        right += exact(
-            Attempt(
-                one.task,
-                await RolloutRunner(saying(writer, one, [answer_message(draw_guess(draw))]), template, gateway).run(
-                    one.task
-                ),
-            )
-        )
-    assert right <= 12
-
-
-async def test_camera_lists_the_windows(gateway: AnyGateway) -> None:
-    async with gateway.open(Task(tools=("zoom",))) as session:
-        seen, unknown = await session.calls(
-            [
-                ToolCall("1", "zoom", '{"house": "Leo Oslo 3", "window": "upper left"}'),
-                ToolCall("2", "zoom", '{"house": "Leo Oslo 3", "window": "cellar"}'),
-            ]
-        )
-    assert [part.data for part in seen.parts if isinstance(part, Image)] == [draw_inside(HOUSE, "upper left")]
-    assert unknown.outcome is Outcome.ERROR and "upper left, upper right" in str(unknown.parts[0])
 
 
 def test_demo_model_and_tasks_must_match() -> None:

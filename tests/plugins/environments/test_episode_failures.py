@@ -102,20 +102,6 @@ def test_nothing_is_left_when_the_trainer_is_killed() -> None:
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("trouble", ["child", "session"])
-async def test_processes_of_an_environment_end_with_its_host(trouble: str) -> None:
-    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": trouble}) as runs:
-        children = []
-        for index in range(2):
-            rollout = await runs.run(act(2), "I stop.", index=index)
-            children.append(int(observations(rollout)[1].splitlines()[0]))
-            assert psutil.pid_exists(children[-1])
-            if index == 0:
-                os.kill(settings_pid(runs), 9)
-                await wait_until(lambda: not psutil.pid_exists(children[0]))
-    await wait_until(lambda: not psutil.pid_exists(children[1]))
-
-
 async def test_process_that_was_stopped_on_purpose_has_not_failed() -> None:
     async with open_run("gymnasium:sample_gym:Echo-v0") as runs:
         host = get_host(EnvironmentSettings.of(runs.settings))

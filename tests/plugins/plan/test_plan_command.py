@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mtrl_plugins.plan.calibrate import fit_costs, measured_engine_speed, measured_trainer_speed
 from mtrl_plugins.plan.plan_run import PlanOptions, plan_run
 from mtrl_plugins.plan.simulate import EventQueue
 from mtrl_plugins.plan.speeds import DEVICES, cache_room, measure_model, plan_rank
@@ -77,18 +76,6 @@ def test_run_is_read_as_its_turns_tokens_and_tool_seconds(tmp_path: Path) -> Non
     assert [tuple(turn) for turn in scripts[0]] == [(10, 5, 0.5), (19, 5, 0.0)]
     assert len(run.workload.groups) == 2 and len(scripts) == 8  # The first step is left out.
     assert run.workload.host_turn_s == pytest.approx(0.001)
-    assert run.step_s == pytest.approx(1.0 + UPDATE_S + 3 * TOKEN_S * 66 + 0.05)
-
-
-def test_speed_of_a_machine_is_found_from_two_runs(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / f"run{n}", n=n)) for n in (2, 6)]
-    engine, trainer = measured_engine_speed(runs), measured_trainer_speed(runs)
-    assert (engine.fixed_s, engine.sequence_s) == pytest.approx((DECODE_S, SEQUENCE_S))
-    assert (trainer.fixed_s, trainer.token_s, trainer.publish_s) == pytest.approx((UPDATE_S, TOKEN_S, 0.05))
-
-
-def test_costs_are_never_negative() -> None:
-    assert fit_costs([((1.0, 1.0), 3.0), ((1.0, 2.0), 2.0), ((1.0, 3.0), 1.0)]) == pytest.approx((1.636, 0.0), abs=1e-3)
 
 
 def test_ranks_share_what_belongs_to_weights_and_nothing_else(tmp_path: Path) -> None:
@@ -145,17 +132,8 @@ def test_plan_in_json_has_every_split_and_the_same_for_the_same_seed(run: RunCom
     assert plan(run, *words) == output
 
 
-def test_plan_for_a_cpu_predicts_the_measured_step(run: RunCommand, tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / f"run{n}", n=n) for n in (2, 6)]
-    words = [word for folder in folders for word in ("--from", folder)]
-    output = json.loads(plan(run, folders[1], "--gpus", 1, "--device", "cpu", "--json", *words))
-    step = next(split for split in output["splits"] if split["mode"] == "synchronous")
-    generating = 2 * 5 * (DECODE_S + 6 * SEQUENCE_S) + 0.5
-    assert step["step_s"] == pytest.approx(generating + UPDATE_S + 3 * TOKEN_S * 94 + 0.05, rel=0.05)
-
-
 def test_slower_tools_are_asked_for_with_an_option(run: RunCommand, tmp_path: Path) -> None:
-    words = (write_run(tmp_path / "run"), "--gpus", 1, "--device", "cpu", "--json")
+    words = (write_run(tmp_path / "run"), "--gpus", 1, "--device", "h100", "--json")
     seconds = [json.loads(plan(run, *words, "--tool-seconds", tool))["splits"][0]["step_s"] for tool in (0.0, 10.0)]
     assert seconds[1] - seconds[0] == pytest.approx(10.0, rel=0.05)
 
@@ -165,7 +143,6 @@ def test_slower_tools_are_asked_for_with_an_option(run: RunCommand, tmp_path: Pa
     [
         (("--device", "h1000"), ("'h1000' is no device that is known", "h100, h200")),
         (("--gpus", 6, "--servers-tp", 4), ("6 devices cannot be divided into servers of 4", "divisor of --gpus")),
-        (("--device", "cpu", "--gpus", 2), ("a cpu is planned as one device", "--gpus 1")),
     ],
 )
 def test_what_cannot_be_planned_is_named_with_a_remedy(
@@ -189,8 +166,6 @@ def test_run_without_steps_and_missing_target_are_named(run: RunCommand, tmp_pat
     empty = write_run(tmp_path / "empty", steps=0)
     assert "the run has no finished steps" in plan(run, empty, code=2)
     assert "there is no such run file or run" in plan(run, tmp_path / "nowhere.yaml", code=2)
-    other = write_run(tmp_path / "other", mode="asynchronous")
-    assert "no synchronous run was measured" in plan(run, other, "--gpus", 1, "--device", "cpu", code=2)
 
 
 def test_plan_needs_no_run_and_says_what_it_assumes(run: RunCommand, tmp_path: Path) -> None:

@@ -75,5 +75,4 @@ clusters = st.builds(
     st.integers(1, 3),
     engines,
     st.builds(TrainerSpeed, st.sampled_from([0.0, 0.01]), st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 0.2])),
-    is_shared=st.booleans(),
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from typing import Any
 
 import anyio
 import pytest
@@ -53,49 +51,10 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
-async def test_scheduler_adds_rounds_until_it_is_finished(write: Write, given: str) -> None:
-    assert importlib.util.find_spec("swift") is None
-    file = write("plugin.py", NEW_ROUND.replace("GIVEN", given))
-    args: dict[str, Any] = {"name": "again", "plugins": [str(file)], "max_turns": 4}
-    rollout = await run_scheduler("mtrl_plugins.swift.stepper:named", ["8", "9", "7"], **args)
-    assert rollout.stop is StopReason.STEP_DONE, rollout.reason
-    assert policy_texts(rollout) == ["8", "9", "7"]
-    assert "No. That was 1." in other_texts(rollout)[1] and "No. That was 2." in other_texts(rollout)[2]
-    assert (rollout.infos["tries"], rollout.infos["num_turns"]) == (2, 3)
-    assert rollout.infos["swift_messages"][-1] == {"role": "assistant", "content": "7"}
-
-
 async def test_step_may_return_only_a_request_and_max_turns_ends_the_rollout(write: Write) -> None:
     file = write("plugin.py", NEW_ROUND.replace("GIVEN", "infer_request"))
     rollout = await run_scheduler(f"{file}:Again", ["8", "9"], max_turns=2)
     assert rollout.stop is StopReason.STEP_DONE and policy_texts(rollout) == ["8", "9"]
-
-
-BACK = """
-    from swift.rollout.multi_turn import MultiTurnScheduler
-
-    class Back(MultiTurnScheduler):
-        tip = '\\nBut wait, I made a mistake.'
-
-        def check_finished(self, infer_request, response_choice, current_turn):
-            return self.tip in infer_request.messages[-1]['content']
-
-        def step(self, infer_request, response_choice, current_turn):
-            thought, _, _ = response_choice.message.content.partition(' So it is')
-            infer_request.messages[-1]['content'] = thought + self.tip
-            return {'infer_request': infer_request}
-"""
-
-
-async def test_continuation_within_a_turn_drops_removed_tokens(write: Write) -> None:
-    file = write("plugin.py", BACK)
-    rollout = await run_scheduler(f"{file}:Back", ["Three and four. So it is 8", " It is 7"])
-    assert rollout.stop is StopReason.STEP_DONE, rollout.reason
-    assert policy_texts(rollout) == ["Three and four.", " It is 7"]
-    assert other_texts(rollout)[1:] == ["\nBut wait, I made a mistake."]
-    assert rollout.infos["swift_messages"][-1]["content"] == "Three and four.\nBut wait, I made a mistake. It is 7"
-    assert not rollout.earlier
 
 
 MASKS = """

@@ -13,7 +13,6 @@ import anyio
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.state import state_hash
 from gateway.types import Outcome, ToolCall, ToolSpec
 from mtrl_plugins.demo.shelves.shelves_demo import FILES, FOLDER
 from mtrl_plugins.task_maker import explore, make_tasks, server_sessions
@@ -28,12 +27,12 @@ from mtrl_plugins.task_maker.server_sessions import (
     ServerSession,
     describe_server,
     open_server,
+    open_server_gateway,
     read_examples,
 )
 from mtrl_plugins.task_maker.values import split_of
 from tests.waiting import PATIENCE_S
 from trainer.data.tasks import load_rows
-from trainer.setup import open_server_gateway
 
 SERVERS = FOLDER / "servers.json"
 
@@ -83,15 +82,6 @@ async def test_gold_calls_of_shipped_rows_lead_to_their_answers_and_end_states(s
             assert task.truth is None or task.truth in task.columns["gold"][-1]["result"]
 
 
-def test_shipped_splits_share_no_value() -> None:
-    values = []
-    for file in FILES.values():
-        rows = [json.loads(line) for line in (FOLDER / file).read_text().splitlines()]
-        told = {value for row in rows for call in row["gold"] for value in map(str, call["arguments"].values())}
-        values.append(told | {row["ground_truth"] for row in rows if "ground_truth" in row})
-    assert len(values[0]) > 100 and not values[0] & values[1]
-
-
 async def test_files_that_are_written_load_as_data_and_as_a_run_file(tmp_path: Path) -> None:
     from trainer.cli.run_file import load_settings
     from trainer.train.settings import TrainSettings
@@ -131,11 +121,6 @@ async def test_server_that_cannot_be_used_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         await make(2, file=write_servers(tmp_path, **changes), name=name)
-
-
-async def test_server_without_tools_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="offers no tools"):
-        await make(2, file=write_faulty_server(tmp_path))
 
 
 async def test_server_whose_tools_tell_nothing_makes_no_task_and_says_what_to_give_it(
@@ -329,13 +314,6 @@ async def test_calls_that_lead_back_to_an_earlier_state_are_no_part_of_a_chain()
 
 async def test_calls_that_end_the_server_cost_their_chain_and_are_counted(tmp_path: Path) -> None:
     await require_dropped(tmp_path, "end", "a call ended the server")
-
-
-async def test_states_too_large_to_compare_cost_their_chain_and_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_hash, "MAX_BYTES", 50_000)
-    await require_dropped(tmp_path, "fill", "the state is too large to compare")
 
 
 async def test_server_that_every_call_ends_makes_no_task_and_says_why(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from random import Random
 from typing import Any
 
@@ -16,7 +15,6 @@ from mtrl_plugins.task_maker.values import (
     ArgumentWriter,
     SourceStatistics,
     Value,
-    derived_value,
     key_fit,
     leaves,
     look_up,
@@ -52,14 +50,6 @@ def test_structured_results_that_wrap_the_text_are_read_as_the_text() -> None:
     assert parse_result("Ann", {"name": "Ann", "age": 7}) == {"name": "Ann", "age": 7}
 
 
-def test_leaves_have_their_nearest_keys_and_paths() -> None:
-    result = {"people": [{"name": "Ann", "age": 7, "alive": True}], "text": "x" * 500}
-    found = list(leaves(result))
-    assert found == [("name", ("people", 0, "name"), "Ann"), ("age", ("people", 0, "age"), 7)]
-    assert all(look_up(result, path) == value for _, path, value in found)
-    assert look_up(result, ("people", 3, "name")) is None
-
-
 @pytest.mark.parametrize(
     "value", [{"status": "error"}, {"error": "none"}, {"success": False}, "Error: none", ["error: x", "y"]]
 )
@@ -80,12 +70,6 @@ def test_values_inside_texts_are_found_by_their_labels_and_heads() -> None:
     assert all(look_up(result, path) == value for (_, value), path in found.items())
     assert look_up(result, ("message", 9, "Title")) is None and look_up("plain", ("message",)) is None
     assert key_fit("requestId", "Request ID") == 2
-
-
-def test_keys_of_one_meaning_fit() -> None:
-    assert key_fit("entityName", "name") == key_fit("path", "directory") == 1
-    assert key_fit("name", "Name") == 2
-    assert key_fit("city", "age") == 0
 
 
 SCHEMA = {
@@ -111,20 +95,6 @@ def test_arguments_match_the_schema_and_have_values_of_one_split(split: str) -> 
         assert names and all(split_of(name) == split for name in names)
 
 
-def test_values_of_keys_that_worked_are_taken() -> None:
-    known = [Value(f"/rollout/{number}", "directory") for number in range(9)]
-    known += [Value(f"/rollout/{number}.txt", "file") for number in range(9)]
-    statistics = SourceStatistics()
-    for _ in range(30):
-        statistics.record("read", {"path": "known:file"}, ok=True)
-        for source in ("fresh", "known:directory", "derived:directory", "derived:file"):
-            statistics.record("read", {"path": source}, ok=False)
-    schema = {"properties": {"path": {"type": "string"}}, "required": ["path"]}
-    writer = ArgumentWriter(statistics, known, "train", Random(0), explores=False)
-    written = [writer.write("read", schema).arguments["path"] for _ in range(20)]
-    assert all(path.endswith(".txt") for path in written)
-
-
 def test_new_values_are_like_those_of_the_kind_that_the_tool_names() -> None:
     known = [Value(f"/rollout/{number}", "directory") for number in range(9)]
     known += [Value(f"/rollout/{number}.txt", "file") for number in range(9)]
@@ -140,40 +110,12 @@ def test_new_values_are_like_those_of_the_kind_that_the_tool_names() -> None:
     assert sources["writeFiles"] == sources["find"] - {"derived:directory"}
 
 
-def test_defaults_and_examples_of_a_schema_are_tried_and_belong_to_no_split() -> None:
-    schema = {"properties": {"unit": {"type": "string", "default": "kg", "examples": ["lb", 7]}}, "required": ["unit"]}
-    writers = [ArgumentWriter(SourceStatistics(), [], "train", Random(seed), explores=True) for seed in range(30)]
-    written = [writer.write("weigh", schema) for writer in writers]
-    assert {one.arguments["unit"] for one in written if not one.literals} == {"kg", "lb"}
-    assert any(one.literals for one in written)
-
-
-@pytest.mark.parametrize(
-    ("schema", "pattern"),
-    [
-        ({"format": "date"}, r"\d{4}-\d\d-\d\d"),
-        ({"description": "When it is due (YYYY-MM-DD)"}, r"\d{4}-\d\d-\d\d"),
-        ({"format": "date-time"}, r"\d{4}-\d\d-\d\dT\d\d:00:00Z"),
-        ({"format": "email"}, r"\w+@example\.com"),
-    ],
-)
-def test_new_texts_have_the_format_that_the_schema_asks_for(schema: dict[str, str], pattern: str) -> None:
-    asked = {"properties": {"due": {"type": "string", **schema}}, "required": ["due"]}
-    written = ArgumentWriter(SourceStatistics(), [], "held_out", Random(0), explores=True).write("add", asked)
-    assert re.fullmatch(pattern, written.arguments["due"]) and split_of(written.arguments["due"]) == "held_out"
-
-
 def test_arguments_of_examples_are_filled() -> None:
     known = [Value("Ann", "name"), Value("Bob", "name"), Value("Cid", "name"), Value("Dora", "name")]
     examples = [{"query": "SELECT {x y} FROM t WHERE a='{name}' AND b={#count} AND c='{+word}'"}]
     written = ArgumentWriter(SourceStatistics(), known, "train", Random(1), explores=False).write("q", {}, examples)
     name, count, word = written.literals
     assert written.arguments["query"] == f"SELECT {{x y}} FROM t WHERE a='{name}' AND b={count} AND c='{word}'"
-
-
-def test_derived_paths_stay_in_their_folder() -> None:
-    assert derived_value("/rollout/docs/a.txt", "train", Random(0)).startswith("/rollout/docs/")
-    assert derived_value("/rollout/docs/a.txt", "train", Random(0)).endswith(".txt")
 
 
 FIND = Step("find", {"item": 412}, {}, (412,), {"box": 77})

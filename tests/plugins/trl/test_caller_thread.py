@@ -13,7 +13,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from mtrl_plugins.trl.caller_thread import CallerThread, DeadlinePassed
+from mtrl_plugins.trl.caller_thread import CallerThread
 
 
 def run(main: Callable[[CallerThread], Any]) -> Any:
@@ -56,15 +56,6 @@ def test_functions_run_one_after_the_other_and_the_queue_does_not_count() -> Non
     assert most == 1
 
 
-def test_a_function_that_is_late_is_interrupted_and_the_next_one_runs() -> None:
-    async def main(caller: CallerThread) -> str:
-        with pytest.raises(DeadlinePassed):
-            await to_thread.run_sync(caller.call, threading.Event().wait, 0.05, 60)
-        return str(await to_thread.run_sync(caller.call, lambda: "next", 30.0))
-
-    assert run(main) == "next"
-
-
 def test_errors_of_functions_and_of_training_are_passed_on() -> None:
     async def main(caller: CallerThread) -> None:
         with pytest.raises(KeyError, match="no pear"):
@@ -80,37 +71,6 @@ def test_a_function_may_call_back_from_the_same_thread() -> None:
         return int(await to_thread.run_sync(caller.call, lambda: caller.call(int, 1.0, "3"), 30.0))
 
     assert run(main) == 3
-
-
-def test_calls_after_the_end_are_refused_and_waiting_ones_too() -> None:
-    waiting, results = threading.Event(), []
-
-    def late(caller: CallerThread) -> None:
-        try:
-            caller.call(int, 30.0)
-        except RuntimeError as error:
-            results.append(str(error))
-
-    async def main(caller: CallerThread) -> CallerThread:
-        holding = threading.Thread(target=caller.call, args=(waiting.wait, 30.0, 20))
-        queued = threading.Thread(target=late, args=(caller,))
-        holding.start()
-        queued.start()
-        threads.extend([holding, queued])
-        with anyio.fail_after(60):
-            while caller._queue.qsize() == 0:
-                await anyio.lowlevel.checkpoint()
-        caller._queue.put(None)  # As if training ended now, before the call that waits.
-        waiting.set()
-        return caller
-
-    threads: list[threading.Thread] = []
-    caller = run(main)
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
-    late(caller)
-    assert results[-1] == "training has ended"
 
 
 def test_ctrl_c_stops_training_and_is_passed_on() -> None:

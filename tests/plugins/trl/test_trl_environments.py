@@ -109,17 +109,6 @@ def test_methods_run_where_reset_runs_in_the_thread_that_trains(model: Path, mon
     assert {*threads} == {threading.main_thread()} and len(threads) == 16
 
 
-def test_a_reset_that_fails_costs_its_rollouts_and_says_why(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Safe):
-        def reset(self, **row: Any) -> str:
-            raise OSError("no such world")
-
-    script_policy(monkeypatch, [["done"]])
-    trainer = make_trainer(model, ROWS, None, environment_factory=Broken, args={"max_steps": 3})
-    with pytest.raises(Exception, match="no such world"):
-        trainer.train()
-
-
 @pytest.mark.parametrize(
     ("factory", "problem"),
     [

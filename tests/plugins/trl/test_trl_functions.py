@@ -14,7 +14,7 @@ import pytest
 
 from gateway.errors import ConfigError
 from tests.plugins.trl.scripted_grpo import make_trainer, script_policy
-from tests.plugins.trl.user_files import Recorder, price, stock
+from tests.plugins.trl.user_files import Recorder, stock
 from tests.trainer.policy_scripts import render_calls
 from trainer.train.train_loop import NothingScoredError
 
@@ -72,29 +72,6 @@ def test_with_tool_threads_synchronous_tools_run_at_the_same_time(model: Path, m
     recorder = Recorder()
     make_trainer(model, ROWS, recorder, tools=[meet], tool_threads=True).train()
     assert all(completion[1]["content"] == "met" for completion in recorder.calls[0]["completions"])
-
-
-class ScoringRecorder(Recorder):
-    """Gives each completion a number, the first one, too."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:
-        return [score or 0.0 for score in super().__call__(*args, **kwargs)]
-
-
-def test_a_tool_that_hangs_costs_its_rollouts_and_is_interrupted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang() -> str:
-        """Never answers."""
-        threading.Event().wait(600)
-        return ""
-
-    script_policy(monkeypatch, [[render_calls(("hang", {})), "done"], [render_calls(("price", {"item": "pear"})), "3"]])
-    recorder = ScoringRecorder()
-    args, settings = {"num_generations": 2, "per_device_train_batch_size": 2}, {"max_retries": 0}
-    trainer = make_trainer(model, ROWS, recorder, tools=[hang, price], timeout_s=0.2, args=args, settings=settings)
-    output = trainer.train()
-    assert output.metrics["lost/tool_failed"] == 1
-    (completion,) = recorder.calls[0]["completions"]
-    assert completion[1]["content"] == "3"
 
 
 def test_images_that_a_tool_returns_are_shown_to_the_functions_as_images(first_completion: Run) -> None:
@@ -192,14 +169,3 @@ def test_what_is_not_supported_is_refused_with_what_to_do(given: dict[str, Any],
     kwargs = {"rewards": given.pop("reward_funcs", Recorder())} | given
     with pytest.raises(ConfigError, match=problem):
         make_trainer(model, ROWS, **kwargs)
-
-
-def test_an_async_function_that_is_late_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def late(**kwargs: Any) -> list[float]:
-        await anyio.sleep_forever()
-        return []
-
-    script_policy(monkeypatch, [["done"]])
-    trainer = make_trainer(model, ROWS, late, args={"max_steps": 5}, timeout_s=0.1)
-    with pytest.raises(NothingScoredError, match=r"no answer within 0\.1 s"):
-        trainer.train()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from typing import Any
 
 import anyio
 import pytest
 
 from gateway.errors import ConfigError
-from mtrl_plugins.environments.host_process import EnvironmentHost, get_host, stop_hosts
+from mtrl_plugins.environments.host_process import get_host, stop_hosts
 from mtrl_plugins.environments.host_server import Conversation
 from mtrl_plugins.environments.settings import EnvironmentSettings
 from tests.conftest import Write
@@ -23,14 +21,6 @@ from trainer.setup import load_data, make_gateway
 async def run_with_trouble(trouble: str, **options: Any) -> Rollout:
     async with open_environment("guess_env", args={"trouble": trouble}, **options) as guess:
         return await guess.run("2", "5")
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 @pytest.mark.parametrize(
@@ -46,32 +36,6 @@ async def test_what_fails_in_the_environment_is_a_failure_of_infrastructure(trou
     assert rollout.stop is StopReason.TOOL_FAILED
     assert reason in rollout.reason
     assert "environment" not in rollout.infos
-
-
-async def test_environment_that_hangs_is_given_up_at_its_deadline() -> None:
-    rollout = await run_with_trouble("hang", timeout_s=2)
-    assert rollout.stop is StopReason.TOOL_FAILED
-    assert "did not answer 'turn' within 2 s" in rollout.reason
-    assert "environment.timeout_s" in rollout.reason
-
-
-async def test_later_rollouts_get_a_new_process_and_lost_ones_are_not_scored() -> None:
-    async with open_environment("shop_env") as shop:
-        lost = await shop.run("It is 6.")
-        os.kill(shop.pid or 0, 9)
-        while shop.pid is not None:
-            await anyio.lowlevel.checkpoint()
-        kept = await shop.run("It is 6.", index=1)
-        group = await shop.score(lost, kept)
-    assert [scored.rollout.index for scored in group.scored] == [1]
-    assert [failed.rollout.index for failed in group.failed] == [0]
-
-
-async def test_environment_that_keeps_dying_is_given_up() -> None:
-    host = EnvironmentHost(EnvironmentSettings.of(make_settings("guess_env")))  # type: ignore[arg-type]
-    host.start_times.extend([time.monotonic()] * 4)
-    with pytest.raises(Exception, match="ended 4 times"):
-        await host.request_async("rows", split="train", start=0, count=1)
 
 
 @pytest.mark.parametrize(
@@ -101,22 +65,6 @@ def test_python_without_verifiers_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("PYTHONPATH")
     with pytest.raises(ConfigError, match=r"has no verifiers .*\n.*`environment.python`"):
         load_data(make_settings("shop_env"), "environment")
-    stop_hosts()
-
-
-def test_module_that_prints_and_dies_is_shown_with_what_it_printed(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write("dying_env.py", "import os, sys\nprint('the licence has expired', flush=True)\nos._exit(7)\n")
-    with pytest.raises(ConfigError, match=r"ended \(exit code 7\); it printed last: the licence has expired"):
-        load_data(make_settings("dying_env"), "environment")
-    stop_hosts()
-
-
-def test_environment_that_does_not_load_in_time_is_given_up(write: Write) -> None:
-    write("slow_env.py", "import threading\nthreading.Event().wait()\n")
-    with pytest.raises(ConfigError, match=r"did not load within 1 s(.|\n)*environment.start_s"):
-        load_data(make_settings("slow_env", start_s=1), "environment")
     stop_hosts()
 
 

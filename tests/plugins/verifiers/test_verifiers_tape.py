@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gateway.errors import ConfigError, GatewayError
-from gateway.tape import ReplayGateway, record_gateway
 from mtrl_plugins.environments.host_process import (
     HOST_TAPE,
     EnvironmentFailed,
@@ -23,13 +21,9 @@ from mtrl_plugins.environments.host_process import (
 )
 from mtrl_plugins.environments.settings import EnvironmentSettings
 from tests.conftest import Write
-from tests.plugins.verifiers.verifiers_runs import EnvironmentRuns, make_settings, open_environment
-from tests.trainer.policy_scripts import render_calls
+from tests.plugins.verifiers.verifiers_runs import make_settings, open_environment
 from trainer.cli import app
-from trainer.replay_rollouts import describe_difference
 from trainer.reward.attempt import Attempt
-from trainer.rollout.rollout import StopReason
-from trainer.setup import load_data, make_gateway
 from trainer.storage.rollout_file import Rollouts
 
 RUN = """
@@ -39,7 +33,6 @@ record: true
 n: 2
 limits: {{turn_tokens: 8, rollout_tokens: 400}}
 """
-PRICE = render_calls(("price", {"item": "apple"}))
 LENGTH = """
     import verifiers as vf
 
@@ -71,51 +64,6 @@ def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
     stop_hosts()
     Path("python").unlink()
     monkeypatch.delenv("PYTHONPATH")
-
-
-def test_rollouts_are_replayed_with_nothing_installed(
-    run_file: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_file()
-    recorded = invoke("rollout", "--config", "run.yaml", "--out", "runs/x", "--engine", "torch")
-    assert recorded.exit_code == 0, recorded.output
-    uninstall(monkeypatch)
-    replayed = invoke("replay", "runs/x")
-    assert replayed.exit_code == 0, replayed.output
-    assert "4 rollouts replayed, 0 of them differ" in replayed.output
-
-
-@pytest.mark.parametrize(
-    ("environment", "turns"),
-    [
-        ("shop_env", [(PRICE, "It is 6."), ("It is 5.",), (PRICE, PRICE, "No idea.")]),
-        ("guess_env", [("2", "5"), ("9", "4", "5"), ("5",)]),
-    ],
-)
-async def test_chats_of_many_turns_are_replayed_as_they_were(
-    environment: str, turns: Sequence[Sequence[str]], tmp_path: Path
-) -> None:
-    settings = make_settings(environment)
-    shop = EnvironmentSettings.of(settings)
-    assert shop is not None
-    start_tape = shop.record(is_on=True)
-    assert start_tape is not None
-    tasks = load_data(settings, settings.data)
-    async with record_gateway(make_gateway(settings), tmp_path / "tape") as gateway:  # type: ignore[arg-type]
-        start_tape(tmp_path / "tape")
-        runs = EnvironmentRuns(settings, tasks, gateway)
-        before = [await runs.run(*answers, index=index) for index, answers in enumerate(turns)]
-        rewards = [one.reward for one in (await runs.score(*before)).scored]
-    stop_hosts()
-    with shop.replay(tmp_path / "tape"):
-        async with ReplayGateway(tmp_path / "tape") as gateway:
-            runs = EnvironmentRuns(settings, load_data(settings, settings.data), gateway)
-            after = [await runs.run(*answers, index=index) for index, answers in enumerate(turns)]
-            replayed = [one.reward for one in (await runs.score(*after)).scored]
-            other = await runs.run("Something else.", index=0)
-    assert [*map(describe_difference, before, after)] == [""] * len(turns)
-    assert replayed == rewards and len(rewards) == len(turns)
-    assert other.stop is StopReason.TOOL_FAILED and "is not on the tape" in other.reason
 
 
 def test_step_is_replayed_with_the_scores_that_the_environment_gave(
@@ -153,26 +101,6 @@ async def test_recorded_scores_belong_to_the_start_of_the_process_that_gave_them
         host.rows("train", 0, 5)
 
 
-def test_last_line_that_a_crash_cut_off_is_left_out_and_other_damage_is_refused(tmp_path: Path) -> None:
-    settings = EnvironmentSettings.of(make_settings("shop_env"))
-    assert settings is not None
-    tape = HostTape()
-    tape.add_rows(("train", 0, 2), [{"prompt": "one"}])
-    tape.start(tmp_path)
-    tape.add_scores(1, ["rollout-1"], [{"reward": 1.0}])
-    file = tmp_path / HOST_TAPE
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-4])
-    host = RecordedHost(settings, tmp_path)
-    assert host.rows("train", 0, 2) == [{"prompt": "one"}] and host.score(1, ["rollout-1"]) == [None]
-    file.write_bytes(b"no line\n" + whole)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        RecordedHost(settings, tmp_path)
-    file.unlink()
-    with pytest.raises(ConfigError, match="No such file"), settings.replay(tmp_path):
-        pass
-
-
 def test_recorded_host_answers_only_as_long_as_the_replay_lasts(tmp_path: Path) -> None:
     settings = EnvironmentSettings.of(make_settings("shop_env"))
     assert settings is not None
@@ -180,25 +108,6 @@ def test_recorded_host_answers_only_as_long_as_the_replay_lasts(tmp_path: Path) 
     with settings.replay(tmp_path):
         assert isinstance(hosts.get(host_key(settings)), RecordedHost)
     assert hosts.get(host_key(settings)) is None
-
-
-def test_recording_that_cannot_begin_is_refused_and_one_that_fails_stops_with_its_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tape = HostTape()
-    tape.add_rows(("train", 0, 1), [])
-    with pytest.raises(GatewayError, match="cannot be written"):
-        tape.start(Path("/dev/null"))
-    tape = HostTape()
-    tape.add_rows(("train", 0, 1), [])
-    tape.start(tmp_path)
-    written = (tmp_path / HOST_TAPE).read_bytes()
-    (tmp_path / HOST_TAPE).replace(tmp_path / "kept")
-    (tmp_path / HOST_TAPE).mkdir()
-    for _ in range(2):
-        tape.add_scores(1, ["rollout-1"], [{"reward": 1.0}])
-    assert [record.message.count("cannot be written") for record in caplog.records] == [1]
-    assert (tmp_path / "kept").read_bytes() == written and written.endswith(b"\n")
 
 
 async def test_later_run_that_is_not_recorded_writes_to_no_tape(tmp_path: Path) -> None:

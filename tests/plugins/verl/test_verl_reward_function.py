@@ -79,11 +79,3 @@ async def test_async_function_is_awaited_and_its_error_reported(tmp_path: Path) 
     )
     assert group.scored[0].reward == 0.5
     assert f"KeyError: 'b' ({file}:4)" in repr(group)
-
-
-async def test_error_is_reported_with_file_and_line(tmp_path: Path) -> None:
-    file = tmp_path / "theirs_wrong.py"
-    file.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return truth")
-    component = {"function": "mtrl_plugins.verl.reward_function:custom", "args": {"path": str(file)}}
-    group = await score_group(None, [make_rollout(policy("a"))], TASK_WITH_ROW, custom=component)
-    assert f"({file}:2)" in repr(group)

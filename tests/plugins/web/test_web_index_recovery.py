@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -16,7 +15,6 @@ import pytest
 from gateway.http.settings import Settings
 from mtrl_plugins.web.app import POLL_S, serve_in_thread
 from mtrl_plugins.web.runs import ViewedRun, name_runs
-from mtrl_plugins.web.search import parse_query
 from tests.browser.sample_run import add_step, write_sample_run
 from tests.plugins.web.test_web_api import get_rows, index_run
 from tests.trainer.train.test_train_metrics import file_size_limit
@@ -52,16 +50,6 @@ def test_damaged_index_is_rebuilt_while_run_is_viewed(tmp_path: Path, damage: Ca
     kept.close()
 
 
-def test_search_restarts_when_index_is_rebuilt(tmp_path: Path) -> None:
-    live = write_sample_run(tmp_path / "live", steps=1)
-    run = index_run(name_runs([live])[0])
-    query = parse_query({"q": "never guess"})
-    assert run.rollouts(query)["total"] == 16
-    (live / INDEX).unlink()
-    add_steps(live, 2)
-    assert index_run(run).rollouts(query)["total"] == 32
-
-
 def test_replaced_run_is_indexed_again(tmp_path: Path) -> None:
     live = write_sample_run(tmp_path / "live", steps=2)
     run = index_run(name_runs([live])[0])
@@ -78,18 +66,6 @@ def test_index_is_kept_in_memory_on_full_disk(tmp_path: Path) -> None:
     add_steps(live, 2, 3)
     with file_size_limit((live / INDEX).stat().st_size):
         assert index_run(run).index.count == 48
-
-
-def test_server_answers_after_index_is_deleted(tmp_path: Path) -> None:
-    live = write_sample_run(tmp_path / "live", steps=1)
-    with serve_in_thread([index_run(name_runs([live])[0])], Settings(port=0)) as url:
-        api = url.removesuffix("ui/") + "v1/runs/live"
-        (live / INDEX).unlink()
-        add_steps(live, 2)
-        until = time.monotonic() + 20
-        while get_rows(api)["total"] < 32 and time.monotonic() < until:
-            pass
-        assert get_rows(api)["total"] == 32
 
 
 def test_failing_index_is_logged_once_and_server_answers(

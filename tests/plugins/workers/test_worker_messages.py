@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, astuple, fields
+from dataclasses import fields
 from datetime import date
 from typing import Any
 
@@ -32,12 +32,8 @@ from mtrl_plugins.workers.messages import (
     task_from_plain,
     task_to_plain,
 )
-from mtrl_plugins.workers.worker_job import EngineLimits
-from mtrl_plugins.workers.worker_process import account_queueing
 from tests.virtual_clock import VIRTUAL_CLOCK
-from trainer.engine.base import Capabilities, Generation, Sampling
-from trainer.ledger import Ledger
-from trainer.rollout.rollout import Rollout, Span, StopReason
+from trainer.engine.base import Generation, Sampling
 from trainer.rollout.task import Task
 from trainer.storage.rollout_line import pack_array
 
@@ -79,22 +75,6 @@ def test_task_comes_back_as_it_was_and_each_blob_is_sent_once() -> None:
 def test_every_field_of_a_session_task_is_sent() -> None:
     sent = task_to_plain(TASK, Sides().ours)["session"]
     assert set(sent) == {field.name for field in fields(SessionTask)} - {"rollout"}  # Its player names it.
-
-
-def test_worker_is_told_every_capability_of_the_engine() -> None:
-    capabilities = Capabilities("an engine", True, True, 4096, ("a note",), True)
-    assert EngineLimits(**asdict(capabilities)).capabilities == capabilities
-    assert all(
-        value != default.default for value, default in zip(astuple(capabilities), fields(capabilities), strict=True)
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "place"), [(object(), "columns.x is a object"), ([{"y": {1, 2}}], r"columns.x\[0\].y is a set")]
-)
-def test_value_that_cannot_be_sent_is_named_with_its_place(value: object, place: str) -> None:
-    with pytest.raises(ValueError, match=place):
-        task_to_plain(Task("t", (), columns={"x": value}), Sides().ours)
 
 
 def test_columns_that_cannot_be_sent_are_told_at_the_start_by_row() -> None:
@@ -149,14 +129,6 @@ def test_damaged_and_too_many_blobs_are_refused(monkeypatch: pytest.MonkeyPatch)
     assert MAX_BLOB_BYTES > 10
 
 
-def test_time_in_the_engines_queue_is_counted_as_queueing() -> None:
-    spans = (Span("queueing", 0.0, 0.0), Span("generating", 0.0, 3.0), Span("calling", 3.0, 1.0))
-    rollout = Rollout("t", Ledger(()), StopReason.DONE, timing={"queueing": 0.0, "generating": 3.0}, timeline=spans)
-    counted = account_queueing(rollout, [2.0])
-    assert counted.timing == {"queueing": 2.0, "generating": 1.0}
-    assert counted.timeline == (Span("queueing", 0.0, 2.0), Span("generating", 2.0, 1.0), spans[2])
-
-
 @pytest.mark.parametrize("line", [b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_line_that_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises(ChannelError):
@@ -179,14 +151,6 @@ class OneWay:
 
     async def aclose(self) -> None:
         pass
-
-
-@pytest.mark.anyio
-async def test_lines_are_split_wherever_chunks_end() -> None:
-    channel = LineChannel(OneWay(b'{"a"', b":1}\n{", b'"b":2}\n'))  # type: ignore[arg-type]
-    assert [await channel.receive(60), await channel.receive(60)] == [{"a": 1}, {"b": 2}]
-    with pytest.raises(ChannelError, match=r"no sign of life for 0\.05 s"):
-        await channel.receive(0.05)
 
 
 @pytest.mark.anyio
@@ -240,18 +204,3 @@ async def test_greeting_that_cannot_be_read_is_refused(change: dict[str, Any]) -
     channel = LineChannel(OneWay(encode_message(greeting)))  # type: ignore[arg-type]
     with pytest.raises(ChannelError, match="not that of a worker"):
         await accept_worker(channel, "a token", "1")
-
-
-@pytest.mark.anyio
-async def test_flush_returns_once_everything_before_it_is_sent() -> None:
-    stream = OneWay()
-    channel = LineChannel(stream)  # type: ignore[arg-type]
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(channel.run_sender)
-        channel.send({"t": "acted"})
-        with anyio.fail_after(60):
-            await channel.flush()
-        assert bytes(stream.sent) == b'{"t":"acted"}\n'
-        tasks.cancel_scope.cancel()
-    with pytest.raises(ChannelError):
-        await channel.flush()

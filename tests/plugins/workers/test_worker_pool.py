@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
@@ -18,7 +18,6 @@ import pytest
 from gateway.version import installed_version
 from mtrl_plugins.workers import line_channel, messages, worker_pool
 from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE, Address, ChannelError, LineChannel, greet_trainer
-from mtrl_plugins.workers.worker_link import Assignment, WorkerLostError
 from mtrl_plugins.workers.worker_pool import WorkerPool
 from tests.plugins.workers.pools import (
     GatedEngine,
@@ -211,33 +210,6 @@ async def test_strangers_from_elsewhere_do_not_keep_workers_of_this_machine_out(
             await refused.receive(60)
         find_workers("worker-1")[0].kill()
         await wait_until(lambda: pool.alive == 2 and pool.restarts > restarts, LONG_S)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"ids": "plain:AAAA"}, {"ids": "plain:////fw=="}, {"ids": "deflate:AAAA"}, {"g": []}, {"g": "x"}, {"r": []}],
-)
-async def test_broken_request_to_the_engine_costs_only_its_own_connection(
-    folder: Path, engine: GatedEngine, pool: WorkerPool, change: dict[str, object]
-) -> None:
-    async with connect(pool) as channel, anyio.create_task_group() as playing:
-        await greet_trainer(channel, TOKEN, installed_version(), name="x")
-        await channel.receive(60)
-        await channel.send_now({"t": "ready"})
-        await wait_until(lambda: pool.alive == 3, LONG_S)
-
-        async def play() -> None:
-            (link,) = [link for link in pool._links if link.name == "x"]
-            (task,) = tasks("safe-1")
-            with pytest.raises(WorkerLostError, match="it sent a broken message"):
-                await link.play(Assignment(make_runner(folder, engine, pool), task, "g", 0, 0, nullcontext()))
-
-        playing.start_soon(play)
-        while (message := await channel.receive(60))["t"] != "play":
-            pass
-        request = {"t": "generate", "g": 0, "ids": "plain:AAAAAA==", "sampling": message["sampling"]}
-        await channel.send_now({**request, "r": message["r"], **change})
-    await wait_until(lambda: pool.alive == 2, LONG_S)
 
 
 async def test_worker_of_another_machine_joins_plays_and_leaves(

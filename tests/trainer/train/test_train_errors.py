@@ -16,7 +16,7 @@ import torch
 import trainer.policy.lora
 import trainer.policy.memory_plan
 from tests.trainer.train.jobs import ROOT, SMALL, demo_model
-from tests.trainer.train.trainings import NUMBERS, Run, list_checkpoints, read_run_metrics, user_reward, write_config
+from tests.trainer.train.trainings import Run, list_checkpoints, read_run_metrics, user_reward, write_config
 from trainer.policy.policy import Policy
 from trainer.storage.rollout_file import Rollouts
 
@@ -56,34 +56,6 @@ def test_steps_before_one_without_scores_are_saved_and_the_resumed_run_trains_as
     run("--config", file, "--out", "undisturbed")
     assert read_run_metrics("r") == read_run_metrics("undisturbed")
     assert len(Rollouts(Path("r"))) == len(Rollouts(Path("undisturbed"))) == 16
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ("raise KeyError('turn')", "mine raised KeyError: 'turn' ("),
-        ("return None", "mine returned None, not a list of "),
-        ("return [1.0]", "mine returned 1 weights for "),
-    ],
-)
-def test_failing_user_round_weights_end_the_run_which_resumes_once_fixed(run: Run, body: str, says: str) -> None:
-    file = token_weights_file(body)
-    run_file = write_config(steps=1, algorithm={"name": "dapo", "credit": {"trained_turns": f"{file}:mine"}})
-    output = run("--config", run_file, "--out", "r", code=2)
-    assert "mtrl-train: algorithm.credit.trained_turns: rollout 1-0-0/" in output and says in output
-    assert "remedy: fix that function, then continue with --resume" in output and "Traceback" not in output
-    assert len(Rollouts(Path("r"))) == 4, "what was over is saved"
-    Path(file).write_text("def mine(ledger):\n    return ledger.mask\n")
-    sys.modules.pop(Path(file).stem)
-    run("--resume", "--out", "r")
-    assert [line["step"] for line in read_run_metrics("r")] == [1]
-
-
-def token_weights_file(body: str) -> str:
-    """A function of the user's own that weighs tokens."""
-    name = f"rounds_{next(NUMBERS)}.py"
-    Path(name).write_text(f"def mine(ledger):\n    {body}\n")
-    return name
 
 
 def fill_with_nan(weights: Any) -> None:
@@ -162,94 +134,24 @@ def test_job_that_does_not_fit_into_memory_is_refused_with_the_setting_to_lower(
     )
     output = run("--config", write_config(update=large), "--dry-run", code=1)
     assert (
-        "it does not fit\n  remedy: lower `update.micro_batch_tokens` or" in output
+        "FAIL this run does not fit: memory: weights" in output
+        and "remedy: lower `update.micro_batch_tokens` or" in output
         and "; lower `update.logits_chunk` (logits" in output
     )
     assert not Path("r").exists() and not Path("runs").exists()
 
 
-def test_dry_run_shows_the_plan_and_writes_nothing(run: Run) -> None:
-    output = run("--config", write_config(), "--out", "r", "--dry-run")
-    for words in (
-        '"prompts": 2',
-        "memory: weights",
-        "2 x 2 rollouts a step",
-        "turn 0: policy",
-        "no problems found",
-    ):
-        assert words in output
-    assert not Path("r").exists() and not Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"promts": 4}, "run.yaml:1: promts: unknown key\n  remedy: did you mean `prompts`?"),
-        ({"update": {"lora": {"rnk": 3}}}, "run.yaml:1: update.lora.rnk: unknown key\n  remedy: did you mean `rank`?"),
-        (
-            {"reward": {"components": {"a": {"function": "answer", "wight": 2}}}},
-            "run.yaml:1: reward.components.a.wight: unknown key\n  remedy: did you mean `weight`?",
-        ),
-        (
-            {"curriculum": {"stages": [{"tols": ["add"]}]}},
-            "run.yaml:1: curriculum.stages[0].tols: unknown key\n  remedy: did you mean `tools`?",
-        ),
-        (
-            {"reward": {"components": {"a": {"function": "anser"}}}},
-            "run.yaml:1: reward.components.a.function: unknown reward function 'anser'\n"
-            "  remedy: did you mean 'answer'?",
-        ),
-        (
-            {"reward": {"components": {"is right": {"function": "answer"}}}},
-            "'is right' is not a name that can be used here\n  remedy: rename it; names match ",
-        ),
-        ({"curriculum": {"stages": [{"tools": ["calcluate"]}]}}, "did you mean 'calculate'?"),
-        ({"evaluation": {"data": "nosuch.jsonl"}}, "nosuch.jsonl: cannot be read (No such file"),
-        ({"algorithm": {"credit": {"kind": "gae"}}}, "needs a critic\n  remedy: add `update.critic: {}`"),
-        ({"sampling": {"temperature": 0}}, "training needs sampling at a temperature above 0\n  remedy: raise"),
-    ],
-)
-def test_mistake_in_the_run_file_is_reported_with_line_field_and_suggestion(
-    run: Run, changes: dict[str, Any], says: str
+def test_dry_run_shows_the_verdict_first_then_what_is_not_default_and_the_first_row_and_writes_nothing(
+    run: Run,
 ) -> None:
-    assert says in run("--config", write_config(**changes), "--out", "r", code=2)
-    assert not Path("r/run.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--config", "nosuch"), "remedy: name a YAML file, or one of agent, default, gsm8k, gsm8k_feedback"),
-        (("--data", "rows.jsonl"), "words of its own tasks, not those of `data`\n  remedy: name a `model`"),
-        (("--engine", "vllm"), "mtrl-train: --engine: should be auto, torch, "),
-        (("--steps", "0"), "mtrl-train: --steps: expected greater than 0, found 0"),
-        (("--tools", "nowhere"), "nowhere: there is no such folder"),
-        (
-            ("--tools", "servers.json"),
-            "servers.json: is a file of MCP servers, not of tools\n  remedy: name it with --mcp",
-        ),
-        (
-            ("--tools", "job.yaml"),
-            "job.yaml: is a run file, not a file of tools\n  remedy: name it with `mtrl-train --config`",
-        ),
-        (("--mcp", "job.yaml"), "job.yaml: is a run file, not a file of MCP servers"),
-        (("--mcp", "tools.yaml"), "tools.yaml: is a file of tools, not of MCP servers\n  remedy: name it with --tools"),
-        (("init", "new", "--from", "verl", "job.yaml"), "job.yaml: is a run file of mtrl already"),
-        (("--verl-config", "job.yaml"), "nothing to translate\n  remedy: run it: mtrl-train --config job.yaml"),
-        (("--resume",), "runs: there is no run to resume\n  remedy: name its folder with --out"),
-        (("--resume", "--out", "nowhere"), "nowhere: not a training run"),
-        (("eval", "nowhere"), "nowhere: not a training run"),
-        (("plot", "nowhere"), "name the folder of a training run"),
-        (("show", "nowhere", "0"), "name the folder of a run"),
-        (("replay", "nowhere", "2"), "nowhere: not a training run"),
-    ],
-)
-def test_mistake_on_the_command_line_is_reported_with_a_remedy(run: Run, words: tuple[str, ...], says: str) -> None:
-    Path("servers.json").write_text('{"mcpServers": {}}')
-    Path("job.yaml").write_text("model: demo\ndata: demo\ntools: tools\nsteps: 3\nn: 4\n")
-    Path("tools.yaml").write_text("tools: []\n")
-    output = run(*words, code=2)
-    assert says in output and output.count("remedy: ") <= 2
+    output = run("--config", write_config(), "--out", "r", "--dry-run")
+    assert output.startswith("no problems found\n") and output.endswith("\nno problems found\n")
+    in_order = ("  prompts: 2\n", "2 x 2 rollouts a step", "memory: at most", "── task ", "Tools: ", "turn 0: policy")
+    places = [output.index(words) for words in in_order]
+    assert places == sorted(places) and output.count("\n") < 60 and "max_retries" not in output
+    output = run("--config", write_config(), "--out", "r", "--dry-run", "-v")
+    assert '"max_retries": 2' in output and "memory: weights" in output and "it reads text only" in output
+    assert not Path("r").exists() and not Path("runs").exists()
 
 
 def test_mistake_is_reported_before_heavy_imports(place: Path) -> None:

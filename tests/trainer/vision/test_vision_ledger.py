@@ -63,27 +63,3 @@ def test_positions_map_between_expanded_and_unexpanded_ids(ledger: Ledger) -> No
     back = [ledger.from_expanded(token) for token in range(len(wide))]
     assert [place for place, _ in groupby(back)] == list(range(len(ledger)))
     assert [wide.author_at(token) for token in range(len(wide))] == [ledger.author_at(token) for token in back]
-
-
-@given(mixes())
-def test_spans_cover_the_same_images_expanded_or_not(ledger: Ledger) -> None:
-    wide = ledger.expanded
-    assert [place.medium for place in ledger.media_spans] == [place.medium for place in wide.media_spans]
-    for one in (ledger, wide):
-        among = {token for place in one.media_spans for token in range(place.start, place.stop)}
-        assert among == {token for token, id in enumerate(one.ids) if id == PAD}
-        assert not any(one.mask[token] for token in among)
-    assert [place.stop - place.start for place in ledger.media_spans] == [1] * len(ledger.media_spans)
-    assert [place.stop - place.start for place in wide.media_spans] == [
-        w for entry in ledger for w in entry.widths if w
-    ]
-
-
-@given(mixes(), st.lists(entries(), max_size=3), st.booleans())
-def test_ledger_grows_consistently_expanded_or_not(ledger: Ledger, more: list[Entry], asked: bool) -> None:
-    for entry in more:
-        if asked:
-            assert len(ledger.expanded) >= 0
-        ledger += entry
-        assert ledger.expanded == Ledger(ledger.entries).expanded
-        assert ledger.expanded.expanded is ledger.expanded

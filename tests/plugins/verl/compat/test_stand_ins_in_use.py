@@ -9,8 +9,6 @@ import anyio
 
 from gateway.build import build_plan
 from gateway.check import run_checks
-from gateway.gateway import Gateway
-from gateway.types import Outcome, ToolCall
 from tests.conftest import Write
 
 SERVER = """
@@ -43,19 +41,6 @@ def _write_files(write: Write) -> None:
     server = {"command": sys.executable, "args": ["search_server.py"], "cwd": ".", "autoApprove": ["search"]}
     write("servers.json", json.dumps({"mcpServers": {"search": server}}))
     write("tools.yaml", TOOLS)
-
-
-async def test_search_results_and_errors_of_a_server_reach_the_policy(write: Write) -> None:
-    _write_files(write)
-    with anyio.fail_after(60):
-        async with Gateway.load("tools.yaml", None) as gateway, gateway.open() as session:
-            found = await session.call(ToolCall("1", "search", '{"query": "gnu"}'))
-            failed = await session.call(ToolCall("2", "search", '{"query": "nothing"}'))
-    assert found.text == '[{"title": "A"}, {"title": "B"}]'
-    keys = ("query_count", "status", "total_results", "api_request_error")
-    assert [found.metrics[key] for key in keys] == [1, "success", 2, None]
-    assert failed.outcome is Outcome.ERROR
-    assert "no index is loaded" in failed.text
 
 
 async def test_check_tells_stand_ins_and_keys_of_other_clients(write: Write) -> None:

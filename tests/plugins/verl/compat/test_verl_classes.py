@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.gateway import Gateway
 from gateway.types import Outcome, Task, ToolCall
 from tests.conftest import Write
-from tests.servers.start_server import stdio_command
 
 CHAT = ({"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "#### 4"})
 
@@ -73,19 +71,6 @@ def write_files(write: Write, **files: str) -> Path:
 async def get_feedback(folder: Path, name: str | None, **args: Any) -> Any:
     async with Gateway.load(folder, None) as gateway, gateway.open(Task(feedback=name, feedback_args=args)) as session:
         return await session.feedback(CHAT)
-
-
-async def test_interactions_are_found_by_declared_and_derived_names(write: Write) -> None:
-    folder = write_files(write, all_yaml=INTERACTIONS, theirs_py=INTERACTION_CLASSES)
-    with anyio.fail_after(60):
-        feedback = await get_feedback(folder, "coach", ground_truth="4")
-        assert (feedback.done, feedback.score, feedback.message) == (True, 1.0, "coach: 3")
-        plain = await get_feedback(folder, "plain")
-        assert (plain.done, plain.score) == (False, 0.25), "a score of None is calculated, without an id"
-        unnamed = await get_feedback(folder, None, ground_truth="4")
-        assert (unnamed.done, unnamed.score, unnamed.message) == (True, 1.0, "Your response is correct!")
-        base = await get_feedback(folder, "code_verifier")
-        assert (base.done, base.score) == (False, 0.8)
 
 
 async def test_finalize_interaction_without_an_id_is_called(write: Write) -> None:
@@ -218,34 +203,6 @@ tools:
     mcp: {mcp_servers_config_path: ./mcp_server.json}
 """
 SERVER = '{"mcpServers": {"SSE Server": {"url": "http://127.0.0.1:9/sse", "auth_token": "t"}}}'
-
-
-RESULT_PARSER = """
-from typing import Tuple
-from verl.tools.mcp_base_tool import MCPBaseTool
-from verl.tools.schemas import OpenAIFunctionToolSchema
-
-class MCPYourTool(MCPBaseTool):
-    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
-        super().__init__(config, tool_schema)
-        self.schema = tool_schema.model_dump(exclude_unset=True, exclude_none=True)
-
-    def _parse_tool_result(self, content: list) -> Tuple[str, dict]:
-        text, metrics = super()._parse_tool_result(content)
-        assert self.schema["function"]["name"] == self.name
-        return text.upper(), {**metrics, "timeout": self.timeout, "parts": len(content)}
-"""
-
-
-async def test_an_mcp_tool_class_with_its_own_result_parser_works(write: Write) -> None:
-    command, args = stdio_command()
-    servers = json.dumps({"mcpServers": {"STDIO Server": {"command": command, "args": list(args)}}})
-    folder = write_files(write, all_yaml=MCP, theirs_py=RESULT_PARSER, mcp_server_json=servers)
-    with anyio.fail_after(60):
-        async with Gateway.load(folder, None) as gateway, gateway.open() as session:
-            result = await session.call(ToolCall("1", "echo", '{"text": "hello"}'))
-    assert "HELLO" in result.text
-    assert (result.metrics["timeout"], result.metrics["parts"]) == (7.0, 1)
 
 
 def test_an_mcp_tool_class_with_execute_is_refused(write: Write) -> None:
