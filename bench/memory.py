@@ -140,7 +140,7 @@ def measure(model: Path, size: str, checkpointing: bool, lora: bool, kept: Row |
     """Plans and runs one cell. With a `kept` row, only plans it again: its measured peak stays."""
     with TemporaryDirectory() as folder:
         job = write_job(Path(folder), model, size, checkpointing, lora)
-        text = start("--config", str(job), "--dry-run")
+        text = start("--config", str(job), "--dry-run", "-v")
         plan = next(line for line in text.splitlines() if line.startswith("memory: "))
         planned = round(float(PLANNED.findall(text)[0]) * GIB)
         if kept is not None:

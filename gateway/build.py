@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from gateway.config.configured_server import ConfiguredServer
+from gateway.config.diagnostics import closest_match
 from gateway.config.entries import ClassEntry, FunctionEntry, OfferEntry, SandboxToolsEntry
 from gateway.config.load import Config, load_config
 from gateway.config.load_object import load_object
@@ -29,6 +30,7 @@ from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.parse_hook import unused_methods
 from gateway.mcp_client.transport import Services
 from gateway.media.media_filter import MediaStore
+from gateway.native.agent_data import BASE_CLASS_MODULES
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentToolset, is_environment
 from gateway.native.function import FunctionPath, FunctionTool
@@ -47,6 +49,11 @@ from gateway.types import ToolSpec
 from gateway.user_code import UserCode
 
 NativeEntry = ClassEntry | FunctionEntry
+FUNCTION_REMEDY = "name a function whose parameters have names and type hints, and which returns what the policy reads"
+CLASS_REMEDY = (
+    "derive it from `gateway.native.base:BaseTool`, made with `config` and `tool_schema`, and define `async def"
+    " execute(self, instance_id, parameters, **kwargs)`; a class with `reset` offers its methods as tools"
+)
 ToolFiles = Path | str | Sequence[Path | str] | None
 """A folder of YAML files, a file, or several of them."""
 
@@ -126,7 +133,8 @@ def _try_build(
         errors.append(error)
     except Exception as error:  # boundary: an operator's class may raise anything in its constructor
         problem = f"creating the tool failed: {describe_exception(error)}"
-        errors.append(ConfigError(problem, file=entry.file, field=entry.field))
+        remedy = CLASS_REMEDY if isinstance(entry, ClassEntry) else FUNCTION_REMEDY
+        errors.append(ConfigError(problem, file=entry.file, field=entry.field, remedy=remedy))
     return None
 
 
@@ -149,6 +157,13 @@ def _build_native_tool(entry: NativeEntry) -> NativeTool | ClassEnvironment:
             parameters=entry.parameters,
             owner=entry.owner,
         )
+        bare = [
+            name for name, schema in tool.spec.parameters.get("properties", {}).items() if not {*schema} - {"default"}
+        ]
+        if bare and not tool.spec.description:
+            problem = f"has no docstring and no type hint of `{bare[0]}`: the policy would see names only"
+            remedy = "write both, or give the entry a `description` and `parameters`"
+            raise ConfigError(problem, file=entry.file, field=f"{entry.field}.function", remedy=remedy)
         if entry.run_in == "process":
             tool.process = FunctionPath(entry.function, entry.file)
         field = "isolation" if entry.isolation == "sandbox" else "run_in" if tool.process is not None else ""
@@ -191,7 +206,14 @@ def _build_class_environment(entry: ClassEntry, make: Callable[..., Any]) -> Cla
 
 def build_class_tool(entry: ClassEntry) -> BaseTool:
     """Loads the tool class that an entry names, and creates its object."""
-    cls = load_object(entry.class_name, entry.file, f"{entry.field}.class_name")
+    field = f"{entry.field}.class_name"
+    cls = load_object(entry.class_name, entry.file, field)
+    execute = getattr(cls, "execute", None)
+    if execute is None or execute.__module__ in (BaseTool.__module__, *BASE_CLASS_MODULES):
+        near = closest_match("execute", {name for name in dir(cls) if not name.startswith("_")} - {*dir(BaseTool)})
+        if near or execute in (None, BaseTool.execute):  # Without one, every call of verl's base class succeeds.
+            remedy = f"did you mean it by `{near}`?" if near else CLASS_REMEDY
+            raise ConfigError("the class has no `execute`", file=entry.file, field=field, remedy=remedy)
     tool: BaseTool = cls(entry.config, _openai_schema(entry))
     return tool
 

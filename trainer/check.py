@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text as Line
@@ -15,7 +15,7 @@ from gateway.types import Outcome, ToolCall, ToolSpec
 from trainer.data.state_names import check_state_names
 from trainer.data.tasks import INTERACTION_PREFIX
 from trainer.data.tasks import check_task_names as check_rows
-from trainer.finding import Finding, Grade, print_finding
+from trainer.finding import Finding, Grade, count_problems, print_finding
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.rollout.loop import add_instructions
 from trainer.rollout.rollout import Rollout, StopReason
@@ -59,15 +59,12 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
             tell(_check_memory(settings))
         if template is not None and not any(finding.grade == "wrong" for finding in found):
             console.print()
-            print_rollouts(
-                [example_rollout(template, gateway.specs, settings.system)],
-                console,
-                rollout=0,
-                decode=template.tokenizer.decode,
-            )
-    wrong = sum(finding.grade == "wrong" for finding in found)
-    console.print(Line("\neverything is in order" if not wrong else f"\n{wrong} problem{'s' * (wrong > 1)} to fix"))
-    return not wrong
+            messages = tasks[0].messages if tasks else ({"role": "user", "content": "(a task of yours)"},)
+            example = example_rollout(template, gateway.specs, messages)
+            print_rollouts([example], console, rollout=0, decode=template.tokenizer.decode)
+    verdict = count_problems(found, "everything is in order")
+    console.print(Line(f"\n{verdict}"))
+    return verdict == "everything is in order"
 
 
 def _check_tools(gateway: AnyGateway, settings: RolloutSettings) -> Iterator[Finding]:
@@ -182,14 +179,11 @@ def _check_memory(settings: RolloutSettings) -> Iterator[Finding]:
     yield Finding("ok" if planned.fits else "wrong", str(planned), planned.remedy)
 
 
-def example_rollout(template: Template, specs: list[ToolSpec] | Any, system: str = "") -> Rollout:
-    """A rollout as it would look, with the run's system message and made-up policy turns; no tool is called."""
+def example_rollout(template: Template, specs: Sequence[ToolSpec], task: Sequence[Message]) -> Rollout:
+    """A rollout of a task as it would look, with made-up policy turns; no tool is called."""
     from trainer.template import render_reply
 
     offered = [spec for spec in specs if spec.audience == "policy"]
-    task: tuple[Message, ...] = ({"role": "user", "content": "(a task of yours)"},)
-    if system:
-        task = ({"role": "system", "content": system}, *task)
     asked = tuple(add_instructions(task, offered))
     ledger = Ledger((Entry(Author.TASK, template.encode_prompt(asked, offered), asked),))
     if offered:

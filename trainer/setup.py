@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from gateway.config.models import Server as ServerConfig
 from gateway.errors import ConfigError
 from gateway.plugins import installed_plugins, load_name
 from gateway.session import AnyGateway
@@ -79,54 +77,6 @@ def make_gateway(
     servers = default_servers if default_servers is not None and default_servers.exists() else None
     start = show_start(is_reported=tells_start)
     return Gateway.load(tools, settings.mcp or servers, limit, sources, start=start)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerGateway:
-    """A gateway with the tools of one server only."""
-
-    gateway: AnyGateway
-    config: ServerConfig
-    has_folder: bool
-    """Whether each rollout's process has a folder, whose state can be compared."""
-    state_names: tuple[str, ...]
-    """The prepared states that rollouts may name."""
-    find_state: Callable[[str], Path | None]
-    """The folder or archive of a prepared state."""
-    problem: str
-    """Why the server is down; empty if it is up."""
-    unusable_tools: Mapping[str, str]
-    """The tools that it does not offer, each with the reason."""
-
-
-@asynccontextmanager
-async def open_server_gateway(mcp: Path, name: str) -> AsyncIterator[ServerGateway]:
-    """Opens the tools of one server of a servers file; raises ConfigError if there is no such server."""
-    from gateway.build import build_plan
-    from gateway.config.rollout_variables import needs_folder
-    from gateway.gateway import Gateway
-
-    plan = build_plan(None, mcp)
-    source = next((source for source in plan.sources if source.name == name), None)
-    if source is None:
-        known = ", ".join(plan.config.servers) or "none"
-        raise ConfigError(
-            f"there is no server {name!r}", file=mcp, field="--server", remedy=f"its servers are: {known}"
-        )
-    backend: Any = source.backend
-    async with Gateway([source], services=plan.services) as gateway:
-        status = backend.status
-        problem = "" if status.state == "up" else status.reason or status.state
-        states = backend.prepared_states
-        yield ServerGateway(
-            gateway,
-            backend.config,
-            needs_folder(backend.config),
-            states.names(),
-            states.find,
-            problem,
-            status.quarantined,
-        )
 
 
 def find_empty_folder(tools: str | Sequence[str]) -> str:

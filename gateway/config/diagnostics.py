@@ -144,6 +144,10 @@ class _Explainer:
                 return problem, remedy or (self._remedy(loc, detail) if loc else "")
             case "model_type" | "model_attributes_type" | "dict_type":
                 return f"expected a mapping, found {self._describe_value(loc)}", "write `key: value` pairs there"
+            case "tuple_type" | "list_type":
+                value = value_at(self.raw, loc)
+                form = f"{loc[-1]}: [{value}]" if isinstance(value, str | int | float) else f"{loc[-1]}: [...]"
+                return f"expected a list, found {self._describe_value(loc)}", f"write `{form}`"
             case "union_tag_not_found":
                 return "is not a tool", _missing_form_remedy(value_at(self.raw, loc))
             case "string_pattern_mismatch" if loc[-1] == "[key]":
@@ -161,7 +165,19 @@ class _Explainer:
             return f"the value comes from {name}: change it there"
         if detail["type"] == "literal_error":
             return f"write {detail['ctx']['expected']}"
-        return f"correct `{format_loc(self.expansion.location_in_file(loc)[-1:])}`"
+        default = self._default_at(loc)
+        rest = f", or leave it out: it is then {default}" if isinstance(default, int | float | str) and default else ""
+        return f"correct `{format_loc(self.expansion.location_in_file(loc)[-1:])}`{rest}"
+
+    def _default_at(self, loc: Loc) -> Any:
+        """The default of the setting at a location of a run file."""
+        if self.model in (ToolsFile, ServersFile):
+            return None
+        try:
+            field = self._nested_model(loc[:-1]).model_fields.get(str(loc[-1]))
+        except (KeyError, IndexError):  # Within a value that has no settings of its own.
+            return None
+        return field.default if field is not None else None
 
     def _describe_value(self, loc: Loc) -> str:
         """The value, or only its kind if it may be a secret."""

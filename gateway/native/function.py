@@ -57,7 +57,10 @@ class FunctionTool:
         self.function = function
         self.process: FunctionPath | None = None
         """Where a child process finds the function, if it is to run in one rather than in a thread."""
-        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+        unwrapped = inspect.unwrap(function)
+        if inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(unwrapped):
+            raise TypeError("it is a generator function (`yield`), which makes no result: return a list of its items")
+        self.is_async = inspect.iscoroutinefunction(unwrapped)
         doc = docstring_parser.parse(inspect.getdoc(function) or "")
         descriptions = {param.arg_name: param.description or "" for param in doc.params}
         self.context_parameter, self._model = _build_arguments_model(function, descriptions)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.errors import ConfigError
+from gateway.plural import format_count
 from mtrl_plugins.agents.settings import AgentSettings
 from trainer.finding import print_finding
 from trainer.ledger import Author, Entry, Ledger
@@ -19,7 +20,7 @@ from trainer.rollout.observer import NullObserver
 from trainer.rollout.rollout import CHANGED_BY_AGENT, Rollout
 from trainer.template import Template, TemplateError, render_reply
 from trainer.train.job import Job, open_job
-from trainer.train.preflight import find_problems, find_warnings
+from trainer.train.preflight import find_problems
 from trainer.train.settings import TrainSettings
 from trainer.view.progress import show_warm_start
 from trainer.view.show import print_rollouts
@@ -45,7 +46,7 @@ async def check_agent(settings: TrainSettings, console: Console) -> bool:
             console.print(Text(text), soft_wrap=True)
 
         log(agent.describe())
-        findings = [*find_problems(job), *find_warnings(job)]
+        findings = list(find_problems(job))
         for finding in findings:
             print_finding(finding, console)
         engine = await stack.enter_async_context(job.make_engine(folder, None, log))
@@ -63,7 +64,7 @@ async def check_agent(settings: TrainSettings, console: Console) -> bool:
             if output := str(rollout.infos.get("agent_output", "")).strip():
                 log(f"the agent's output ends: {output[-1000:]}")
         problems = sum(finding.grade == "wrong" for finding in findings) + (not is_scored)
-        log(f"{problems} problem{'s'[: problems > 1]} to fix" if problems else "the agent can be trained")
+        log(f"{format_count(problems, 'problem')} to fix" if problems else "the agent can be trained")
         return not problems
 
 

@@ -12,14 +12,17 @@ from typing import Any, TypeVar
 
 import anyio
 
+from gateway.build import build_plan
 from gateway.config.diagnostics import closest_match
 from gateway.config.models import Server as ServerConfig
+from gateway.config.rollout_variables import needs_folder
 from gateway.errors import ConfigError, GatewayError, Unavailable, unwrap_error
+from gateway.gateway import Gateway
 from gateway.large_json import is_large
+from gateway.session import AnyGateway
 from gateway.state.state_hash import POLICY_PATH, has_hash_form
 from gateway.types import Outcome, Task, ToolCall, ToolSpec
 from mtrl_plugins.task_maker.values import Value, is_usable, parse_result, reports_error
-from trainer.setup import ServerGateway, open_server_gateway
 
 T = TypeVar("T")
 CALL_S = 60.0
@@ -29,6 +32,50 @@ MAX_STRUCTURED = 10 * MAX_RESULT
 """Its size as values, each of which takes more than its characters."""
 AT_ONCE = 8
 """Sessions that are open at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGateway:
+    """A gateway with the tools of one server only."""
+
+    gateway: AnyGateway
+    config: ServerConfig
+    has_folder: bool
+    """Whether each rollout's process has a folder, whose state can be compared."""
+    state_names: tuple[str, ...]
+    """The prepared states that rollouts may name."""
+    find_state: Callable[[str], Path | None]
+    """The folder or archive of a prepared state."""
+    problem: str
+    """Why the server is down; empty if it is up."""
+    unusable_tools: Mapping[str, str]
+    """The tools that it does not offer, each with the reason."""
+
+
+@asynccontextmanager
+async def open_server_gateway(mcp: Path, name: str) -> AsyncIterator[ServerGateway]:
+    """Opens the tools of one server of a servers file; raises ConfigError if there is no such server."""
+    plan = build_plan(None, mcp)
+    source = next((source for source in plan.sources if source.name == name), None)
+    if source is None:
+        known = ", ".join(plan.config.servers) or "none"
+        raise ConfigError(
+            f"there is no server {name!r}", file=mcp, field="--server", remedy=f"its servers are: {known}"
+        )
+    backend: Any = source.backend
+    async with Gateway([source], services=plan.services) as gateway:
+        status = backend.status
+        problem = "" if status.state == "up" else status.reason or status.state
+        states = backend.prepared_states
+        yield ServerGateway(
+            gateway,
+            backend.config,
+            needs_folder(backend.config),
+            states.names(),
+            states.find,
+            problem,
+            status.quarantined,
+        )
 
 
 async def run_concurrently(count: int, work: Callable[[int], Awaitable[T]]) -> list[T]:

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.entries import display_path
-from gateway.config.reader import parse_value, read_with_lines
+from gateway.config.reader import read_with_lines
 from gateway.errors import ConfigError
 from mtrl_plugins.scripts.key_table import COMMAND_LINE, Keys, PlacedValue
 from mtrl_plugins.scripts.launches import Word
 from mtrl_plugins.scripts.script_reader import NO_TRAINING, ScriptReader
+from mtrl_plugins.verl.hydra_words import (
+    CONFIG_NAME,
+    CONFIG_PATH,
+    is_override,
+    read_value,
+    read_words,
+    require_override,
+)
 
 TRAIN_MODULE = re.compile(r"(?:.*[./])?main_(ppo|dapo)(\.py)?")
 """verl's training programs."""
@@ -21,7 +29,6 @@ RECIPE = "recipe"
 _RECIPE_MODULE = re.compile(r"recipe[./](\w+)[./]main_ppo(?:\.py)?")
 VERL_DEFAULT_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer")
 """verl's own complete configurations; their values are the defaults in `table.py`."""
-OVERRIDE = re.compile(r"(?P<prefix>\+{0,2}|~)(?P<key>[A-Za-z_][\w.@/-]*)(=(?P<value>.*))?", re.DOTALL)
 HYDRA_ONLY_KEYS = ("hydra", "defaults", "_target_")
 
 
@@ -40,13 +47,12 @@ def read_command(words: Sequence[str], reader: ScriptReader | None = None) -> Ke
     """The keys of a complete launch command, or of a file followed by overrides."""
     if is_training(words):
         return _read_launch_command([Word(word, COMMAND_LINE) for word in words])
-    file = next((Path(word) for word in words if not _is_override(word)), None)
-    return read_keys(file, [word for word in words if _is_override(word)], reader)
-
-
-def _is_override(word: str) -> bool:
-    match = OVERRIDE.fullmatch(word)
-    return match is not None and (match["value"] is not None or match["prefix"] == "~")
+    files = [word for word in words if not is_override(word)]
+    if len(files) > 1:
+        problem = f"{files[1]!r:.80} is not `key=value`, and {files[0]!r:.80} is the file"
+        raise ConfigError(problem, file=COMMAND_LINE, remedy="name one file, and keys as `data.train_batch_size=256`")
+    overrides = [word for word in words if is_override(word)]
+    return read_keys(Path(files[0]) if files else None, overrides, reader)
 
 
 def _read_file(file: Path, reader: ScriptReader) -> Keys:
@@ -56,46 +62,34 @@ def _read_file(file: Path, reader: ScriptReader) -> Keys:
 
 
 def _read_launch_command(command: Sequence[Word]) -> Keys:
-    """`--config-path` and `--config-name` name a file; all other words with `=` are overrides."""
+    """`--config-path` and `--config-name` name a file; all other words are overrides."""
     start = next(index for index, word in enumerate(command) if TRAIN_MODULE.fullmatch(word.text))
-    words = command[start + 1 :]
-    options = {name: word for name in ("config-path", "config-name") if (word := _find_option(words, name))}
-    config_name = options.get("config-name")
-    stem = config_name.text.removesuffix(".yaml") if config_name is not None else ""
+    options, overrides = read_words(command[start + 1 :])
+    name = options.get(CONFIG_NAME)
+    stem = name.text.removesuffix(".yaml") if name is not None else VERL_DEFAULT_CONFIGS[0]
     keys: Keys = {}
-    if config_name is not None and stem not in VERL_DEFAULT_CONFIGS:
-        folder = Path(options["config-path"].text if "config-path" in options else "").expanduser()
-        file = folder / f"{stem}.yaml"
-        if not file.is_file():
+    if options:
+        file = Path(options[CONFIG_PATH].text if CONFIG_PATH in options else "").expanduser() / f"{stem}.yaml"
+        if file.is_file():
+            keys = _read_yaml(file, ())
+        elif stem not in VERL_DEFAULT_CONFIGS:
+            place = name.place if name is not None else COMMAND_LINE
             remedy = "copy it from verl's examples, or name its folder with --config-path"
-            raise ConfigError(f"there is no file {file}", file=config_name.place, field="--config-name", remedy=remedy)
-        keys = _read_yaml(file, ())
+            raise ConfigError(f"there is no file {file}", file=place, field=CONFIG_NAME, remedy=remedy)
     if match := _RECIPE_MODULE.fullmatch(command[start].text):
         keys[RECIPE] = PlacedValue(match[1], command[start].place)
-    return _apply_overrides(keys, [word for word in words if _is_override(word.text) and not word.text.startswith("-")])
-
-
-def _find_option(words: Sequence[Word], name: str) -> Word | None:
-    for index, word in enumerate(words):
-        if word.text == f"--{name}" and index + 1 < len(words):
-            return words[index + 1]
-        if word.text.startswith(f"--{name}="):
-            return Word(word.text.partition("=")[2], word.place)
-    return None
+    return _apply_overrides(keys, overrides)
 
 
 def _apply_overrides(keys: Keys, words: Iterable[Word]) -> Keys:
     changed = dict(keys)
     for word in words:
-        match = OVERRIDE.fullmatch(word.text)
-        if match is None or (match["value"] is None and match["prefix"] != "~"):
-            problem = f"{word.text!r} is not `key=value`"
-            raise ConfigError(problem, file=word.place, remedy="write it as `data.train_batch_size=256`")
+        match = require_override(word)
         key = match["key"]
         if match["prefix"] == "~":
             changed = {old: placed for old, placed in changed.items() if not f"{old}.".startswith(f"{key}.")}
             continue
-        value = parse_value(match["value"], Path(word.place)) if match["value"] else ""
+        value = read_value(match["value"], word.place)
         changed.update(_flatten(value, key, {}, word.place))
     return changed
 

@@ -143,7 +143,7 @@ def test_plugin_of_a_third_party_adds_a_section_and_a_command(dice: Path, tmp_pa
     (tmp_path / "run.yaml").write_text(f"model: {demo_model()}\ndata: dice\ndice: {{sides: 20}}\n"
                                        "reward: {components: {tools: {function: tools}}}\n")  # fmt: skip
     printed = run_command(tmp_path, "--config", "run.yaml", "--dry-run", path=[dice, ROOT])
-    assert "8 tasks of dice" in printed and "dice with 20 sides are rolled" in printed and '"sides": 20' in printed
+    assert "8 tasks of dice" in printed and "dice with 20 sides are rolled" in printed and "dice: sides 20" in printed
     (tmp_path / "run.yaml").write_text(f"model: {demo_model()}\ndata: dice\ndice: {{side: 20}}\n")
     assert "did you mean `sides`?" in run_command(tmp_path, "--config", "run.yaml", code=2, path=[dice, ROOT])
 

@@ -35,7 +35,7 @@ def mistake(row: Any) -> str:
     ("row", "told"),
     [
         ({}, "rows:1: prompt: is missing\n  remedy: write `prompt`: a text, or chat messages"),
-        ({"promt": "?"}, "rows:1: prompt: is missing\n  remedy: did you mean `prompt`?"),
+        ({"promt": "?"}, "rows:1: prompt: is missing\n  remedy: rename the column `promt` to `prompt`"),
         ({"prompt": " "}, "prompt: is empty"),
         ({"prompt": []}, "prompt: is empty"),
         ({"prompt": 7}, "prompt: is a number, not a text or chat messages"),

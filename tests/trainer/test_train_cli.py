@@ -96,7 +96,7 @@ WRONG = (
         "wrong.jsonl:1: interaction_kwargs.name: the gateway offers no interaction 'gsm8'",
         "did you mean 'gsm8k'?",
     ),
-    ({"promt": "?"}, "wrong.jsonl:1: prompt: is missing", "did you mean `prompt`?"),
+    ({"promt": "?"}, "wrong.jsonl:1: prompt: is missing", "rename the column `promt` to `prompt`"),
     ("not json", "wrong.jsonl:1: is not JSON", "write one JSON object on each line"),
 )
 

@@ -154,7 +154,7 @@ def prepare_run(
     if dry_run:
         from trainer.train.dry_run import dry_run as check
 
-        if not anyio.run(check, settings, console):
+        if not anyio.run(partial(check, verbose=verbose), settings, console):
             raise typer.Exit(1)
         yield None
         return

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
+from gateway.line_file import parse_json_line
 from gateway.media import MediaError
-from gateway.state.prepared_state import MAX_NAME
 from gateway.types import Task as SessionTask
 from trainer.data.row_media import Row, RowMedia
 from trainer.ledger import Message
@@ -30,9 +30,9 @@ ROW_FIELDS: Mapping[str, Mapping[str, RowField]] = {
     "The prompt": {
         "messages": RowField(
             CHAT,
-            'what the policy sees first: `"..."`, or `[{"role": "user", "content": "..."}]`. Of this and the next three'
-            " names, the first that is present counts; one is required. It must not end with an assistant's turn,"
-            " unless the run file sets `columns.drop_answer`",
+            'what the policy sees first: `"..."`, or `[{"role": "user", "content": "..."}]`, also as JSON in a text.'
+            " Of this and the next three names, the first that is present counts; one is required. It must not end with"
+            " an assistant's turn, unless the run file sets `columns.drop_answer`",
         ),
         "prompt": RowField(CHAT, "another name of `messages`"),
         "question": RowField(CHAT, "another name of `messages`"),
@@ -134,10 +134,28 @@ TOOL_COLUMNS = ("tools", "extra_info.tools", "extra_info.tool_selection")
 AGENT_COLUMN = "agent_name"
 VERL_COLUMNS = ("data_source", "reward_model")
 """Columns that mark a row for verl; only then is `agent_name` the name of verl's agent loop."""
+MEANT_COLUMNS: Mapping[str, str] = {
+    "input": "prompt", "query": "prompt", "instruction": "prompt", "user": "prompt", "task": "prompt", "text": "prompt",
+    "conversation": "messages", "conversations": "messages", "chat": "messages", "history": "messages",
+    "output": "answer", "response": "answer", "completion": "answer", "target": "answer", "label": "answer",
+    "expected": "answer", "gold": "answer", "truth": "answer", "reference": "answer", "expected_answer": "answer",
+}  # fmt: skip
+"""Columns of other data sets and what they are called here, for rows that lack a prompt or a right answer."""
+
+
+def name_meant_columns(row: Row, *names: str) -> str:
+    """Which of a row's columns to rename to one of these, in words; empty if there is none."""
+    pairs = {column: MEANT_COLUMNS.get(column.lower()) or closest_match(column, names) for column in row}
+    renames = [f"`{column}` to `{name}`" for column, name in pairs.items() if name in names and column not in names]
+    return f"rename the column {' and '.join(renames)}" if renames else ""
+
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TOOL_METHODS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 """Keys of `tools_kwargs`: arguments for each method of a tool."""
 END_STATE = "end_state"
+MAX_STATE_NAME = 200
+"""A longer text in `state` is a column of the user's own."""
 RESERVED_ARGUMENTS = ("instance_id", "messages")
 """Arguments that the gateway itself passes to an interaction."""
 
@@ -157,6 +175,18 @@ def row_to_task(row: Row, location: str, media: RowMedia, system: str = "") -> T
         raise ConfigErrors(reader.errors)
     session_task = SessionTask(id, tools, create, interaction, args, state=state, hash_state=hashes_state)
     return Task(id, messages, truth, session_task, row, location)
+
+
+def read_json_chat(value: Any) -> list[Any] | None:
+    """The messages in a text that is a chat as JSON, as tables hold them that were saved as CSV; None for others."""
+    if not isinstance(value, str) or not value.lstrip().startswith("[") or '"role"' not in value:
+        return None
+    try:
+        messages = parse_json_line(value)
+    except ValueError:
+        return None
+    is_chat = isinstance(messages, list) and all(isinstance(item, Mapping) and "role" in item for item in messages)
+    return messages if is_chat and messages else None
 
 
 class _RowReader:
@@ -211,10 +241,8 @@ class _RowReader:
             if system and chat and chat[0]["role"] not in ("system", "developer"):
                 chat.insert(0, {"role": "system", "content": system})
             return tuple(chat)
-        matches = (closest_match(column, PROMPT_COLUMNS) for column in self.row)
-        close = next((match for match in matches if match), None)
-        remedy = f"did you mean `{close}`?" if close else "write `prompt`: a text, or chat messages"
-        self.report("prompt", "is missing", remedy)
+        remedy = name_meant_columns(self.row, *PROMPT_COLUMNS, "answer")
+        self.report("prompt", "is missing", remedy or "write `prompt`: a text, or chat messages")
         return ()
 
     def _read_chat(self, field: str, value: Any) -> list[dict[str, Any]]:
@@ -225,7 +253,9 @@ class _RowReader:
             self.report(field, "is empty", "write the prompt, or remove the row")
             return []
         if isinstance(value, str):
-            return [{"role": "user", "content": value}]
+            if (messages := read_json_chat(value)) is None:
+                return [{"role": "user", "content": value}]
+            value = messages
         chat = [self._read_message(f"{field}[{index}]", message) for index, message in enumerate(value)]
         if chat[-1].get("role") == "assistant" and self.media.columns.drop_answer and len(chat) > 1:
             return chat[:-1]
@@ -293,7 +323,7 @@ class _RowReader:
         if end is not None and not is_mapping:
             remedy = 'write {"server": "sha256:..."}, or the path of a folder in place of the hash'
             self.report(END_STATE, f"is {_kind(end)}, not a mapping of texts", remedy)
-        return name if isinstance(name, str) and len(name) <= MAX_NAME else "", end is not None
+        return name if isinstance(name, str) and len(name) <= MAX_STATE_NAME else "", end is not None
 
     def read_interaction(self) -> tuple[str | None, dict[str, Any]]:
         """The interaction's name and arguments. Without a name, the gateway uses `gsm8k`, or its only one."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError
 from gateway.session import AnyGateway
-from gateway.state.prepared_state import PreparedStates, StateError
 from gateway.tool_table import OfferedTool
 from trainer.rollout.task import Task
+
+if TYPE_CHECKING:
+    from gateway.state.prepared_state import PreparedStates
 
 ADD_REMEDY = (
     "give the server or sandbox `states`, a folder with a folder or archive of this name; if the column is your own,"
@@ -32,6 +34,8 @@ class StateSource:
 
     def find_problem(self, state: str) -> Problem | None:
         """Why no rollout can begin from a state."""
+        from gateway.state.prepared_state import StateError  # only jobs with states need it
+
         try:
             self.states.find(state)
         except (StateError, OSError, ValueError) as error:

@@ -63,10 +63,22 @@ TRIED = "Qwen2, Qwen3 and Llama are tried most"
 
 def load_meta_model(folder: Path) -> Any:
     """The model of a folder; raises PolicyError if there is none."""
+    has_config = (folder / "config.json").exists()
+    if folder.suffix == ".gguf" or (not has_config and any(folder.glob("*.gguf"))):
+        remedy = "name the folder of the model that it was made from, with config.json and *.safetensors"
+        raise PolicyError(f"{folder} has weights in GGUF, which are for inference and cannot be trained", remedy)
     if not folder.is_dir():
         problem = f"{folder} is a file, not a model's folder" if folder.is_file() else f"there is no folder {folder}"
         remedy = "name a model's folder; models are not downloaded: `hf download NAME --local-dir FOLDER` does that"
         raise PolicyError(problem, remedy)
+    if not has_config and (folder / "adapter_config.json").exists():
+        remedy = (
+            f"name the folder of their model{_name_base(folder)}, and `update.lora` to train new ones; or write both"
+        )
+        remedy += (
+            " as one model: `mtrl-train export RUN --out FOLDER`, or peft's `merge_and_unload` and `save_pretrained`"
+        )
+        raise PolicyError(f"{folder} has only adapters (peft), not the model that they belong to", remedy)
     try:
         with torch.device("meta"):
             return make_model(folder)
@@ -78,6 +90,15 @@ def load_meta_model(folder: Path) -> Any:
                 f"{folder} has a model of type {kind!r}, which {release} does not know", remedy
             ) from error
         raise PolicyError(f"{folder} has no causal language model: {error}", "name a model's folder") from error
+
+
+def _name_base(folder: Path) -> str:
+    """The model that adapters say they were trained on."""
+    try:
+        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""
+    return f" ({base:.100})" if isinstance(base, str) and base else ""
 
 
 def _find_unknown_type(folder: Path) -> str:
@@ -160,15 +181,13 @@ class MemoryPlan:
         peak = self.peak_phase
         return "" if self.fits else join_remedies([part for part in self.parts if peak in part.during])
 
-    def __str__(self) -> str:
-        parts = ", ".join(map(str, self.parts))
+    @property
+    def summary(self) -> str:
         most = f"at most {self.needed / GIB:.2f} GiB at once ({self.peak_phase})"
-        return f"memory: {parts}; {most}, of {self.available / GIB:.2f} GiB that are free"
+        return f"{most}, of {self.available / GIB:.2f} GiB that are free"
 
-    def require(self) -> None:
-        """Raises PolicyError if the plan does not fit."""
-        if not self.fits:
-            raise PolicyError(f"this run does not fit: {self}", self.remedy)
+    def __str__(self) -> str:
+        return f"memory: {', '.join(map(str, self.parts))}; {self.summary}"
 
 
 def join_remedies(parts: Sequence[MemoryPart]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil, cos, pi
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,17 +60,8 @@ def describe_rates(given: UpdateSettings, chosen: UpdateSettings, parameters: in
     return f"learning rate {chosen.rates.adamw:g} {warmup}: {source}"
 
 
-class UnusualRate(NamedTuple):
-    """What is unusual about a learning rate."""
-
-    problem: str
-    remedy: str
-    is_harmful: bool
-    """Whether the model may forget; with too small a rate it only learns nothing."""
-
-
-def find_unusual_rate(update: UpdateSettings, parameters: int) -> UnusualRate | None:
-    """A learning rate that is far from those that models of this size are trained with."""
+def find_unusual_rate(update: UpdateSettings, parameters: int) -> tuple[str, str] | None:
+    """A problem and its remedy: a learning rate that is far from those that models of this size are trained with."""
     typical, rate = default_rate(parameters, is_lora=update.lora is not None), update.rates.adamw
     if typical / USED_RANGE <= rate <= typical * USED_RANGE:
         return None
@@ -81,7 +71,7 @@ def find_unusual_rate(update: UpdateSettings, parameters: int) -> UnusualRate | 
     low, high = typical / USED_RANGE, typical * USED_RANGE
     what = describe_training(update, parameters)
     remedy = f"use {low:.1g} to {high:.1g} for {what}; left out, it is {typical:g}"
-    return UnusualRate(problem, remedy, is_harmful=rate > typical)
+    return problem, remedy
 
 
 def describe_training(update: UpdateSettings, parameters: int) -> str:

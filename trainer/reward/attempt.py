@@ -70,6 +70,14 @@ TRUNCATED = (StopReason.LENGTH_TURN, StopReason.LENGTH_ROLLOUT)
 ENDED = (StopReason.DONE, StopReason.TOOL_DONE, StopReason.FEEDBACK_DONE, StopReason.STEP_DONE)
 
 
+MEANT_ATTRIBUTES: Mapping[str, str] = {
+    "ground_truth": "truth", "solution": "truth", "label": "truth", "target": "truth", "reference": "truth",
+    "completion": "text", "output": "text", "solution_str": "text", "final_answer": "answer", "prediction": "answer",
+    "row": "columns", "extra_info": "columns", "data": "columns", "prompt": "messages", "chat": "messages",
+}  # fmt: skip
+"""What attributes of an attempt are called elsewhere, for the error of a reward function that reads one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A finished rollout and its task. Read-only: the ledger and the row belong to the run."""

@@ -19,7 +19,7 @@ from gateway.native.tool_results import is_plain
 from gateway.plugins import find_all, find_missing
 from gateway.user_code import UserCode
 from trainer.load_plugin import load_plugin
-from trainer.reward.attempt import Attempt
+from trainer.reward.attempt import MEANT_ATTRIBUTES, Attempt
 from trainer.reward.function_runner import DeadlineExceeded, FunctionRunner
 from trainer.reward.functions import BUILTIN_FUNCTIONS
 from trainer.reward.settings import ComponentSettings
@@ -34,6 +34,19 @@ NO_ANSWER = "returned nothing within"
 """How the text about a function that took too long begins."""
 
 
+FOREIGN_PARAMETERS = {
+    "solution_str": (
+        "verl",
+        "write `function: mtrl_plugins.verl.reward_function:custom`, `args: {{path: {path}, name: {name}}}`",
+    ),
+    "completions": (
+        "ms-swift and TRL",
+        "register it in its file, `orms['mine'] = ...`, and name it so: `function: mtrl_plugins.swift.orm:named`,"
+        " `batched: true`, `args: {{name: mine, plugins: [{path}]}}`; or train from Python, as with TRL:"
+        " `mtrl_plugins.trl.api:GRPOTrainer(reward_funcs={name}, ...)`",
+    ),
+}
+"""By a parameter that only they have: whose reward functions these are, and the form in which they work here."""
 RewardFn = Callable[..., Any]
 Result = TypeVar("Result")
 
@@ -68,7 +81,7 @@ class Component:
         self.field = f"reward.components.{name}"
         self.is_builtin = settings.function in BUILTIN_FUNCTIONS
         self.function: RewardFn = self._load_function(folder) if given is None else given
-        self._first_parameter = _first_parameter(self.function)
+        self._first_parameter = next(iter(_parameters(self.function)), "")
         self._runner = FunctionRunner(self.function, limits.threads)
         self._check_signature()
 
@@ -194,13 +207,13 @@ class Component:
     def _check_signature(self) -> None:
         """Checks that the function accepts the configured arguments."""
         name, args = self.settings.function, self.settings.args
-        if self._first_parameter == "completions":
-            remedy = (
-                "register it in its file, `orms['mine'] = ...`, and name it so:"
-                " `function: mtrl_plugins.swift.orm:named`, `batched: true`, `args: {name: mine, plugins: [FILE]}`"
-            )
-            problem = f"{name!r} takes `completions`, as reward functions of ms-swift and TRL do"
-            raise ConfigError(problem, field=f"{self.field}.function", remedy=remedy)
+        parameters = _parameters(self.function)
+        for parameter, (owners, form) in FOREIGN_PARAMETERS.items():
+            if parameter in parameters:
+                path, _, function = name.rpartition(":")
+                problem = f"{name!r} takes `{parameter}`, as reward functions of {owners} do"
+                remedy = form.format(path=path, name=function)
+                raise ConfigError(problem, field=f"{self.field}.function", remedy=remedy)
         if self.is_builtin and self.settings.batched:
             raise ConfigError(f"{name!r} scores one attempt", field=f"{self.field}.batched", remedy="leave it out")
         try:
@@ -243,16 +256,19 @@ def _make_instance(kind: type, name: str, field: str) -> Any:
         raise ConfigError(problem, field=field, remedy="name an instance of it") from error
 
 
-def _first_parameter(function: Callable[..., Any]) -> str:
-    """The name of a function's first parameter; empty if it has none, or no signature."""
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters; empty if it has no signature."""
     try:
-        return next(iter(inspect.signature(function).parameters), "")
+        return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        return ""
+        return []
 
 
 def _describe_error(error: BaseException, is_builtin: bool) -> str:
     error = unwrap_error(error)
     text = format_error(error)[:MAX_EXCERPT]
+    if isinstance(error, AttributeError) and isinstance(error.obj, Attempt):
+        meant = MEANT_ATTRIBUTES.get(str(error.name))
+        text += f"; did you mean `attempt.{meant}`?" if meant else ""
     frames = [] if is_builtin else traceback.extract_tb(error.__traceback__)
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text

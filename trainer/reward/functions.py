@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.feedback.gsm8k import Method, compute_score, extract_solution
-from gateway.state.state_hash import has_hash_form, hash_state
 from gateway.types import Outcome
 from trainer.ledger import Author
 from trainer.reward.attempt import Attempt
@@ -66,6 +65,8 @@ def _has_state(attempt: Attempt, name: str, expected: str, ignore: Sequence[str]
     if name not in attempt.states:
         known = ", ".join(attempt.states) or "none"
         raise ValueError(f"the row's `end_state` names {name!r}; rollouts leave the states of: {known}")
+    from gateway.state.state_hash import has_hash_form, hash_state  # only rewards for states need it
+
     if has_hash_form(expected):
         return attempt.states[name] == expected
     folder = Path(attempt.task.location.rpartition(":")[0]).parent / expected

@@ -110,7 +110,7 @@ class ServingSettings(FrozenModel):
     """More arguments of `sglang.launch_server` for each server."""
     placement: Literal["auto", "together", "beside"] = "auto"
     """On a GPU shared with the trainer: `together` releases the server's memory during updates, in synchronous mode
-    only; `beside` gives each its own memory. By default `beside` if both fit. `--dry-run` prints the plan."""
+    only; `beside` gives each its own memory. By default `beside` if both fit. `--dry-run -v` prints the plan."""
     weight_sync: Annotated[str, AfterValidator(_validate_weight_sync)] = "auto"
     """How weights reach the servers: `tensors` (through GPU memory), `group` (a process group), `disk` (a temporary
     folder), or `disk:FOLDER`, one that the servers can read, too; by default as suits where the servers run."""
@@ -157,6 +157,10 @@ class BaseRolloutSettings(RunSections):
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of products in the engine `torch`. `auto` is bfloat16 for a model of 100 million parameters and more on
     a CPU that is measured to be faster with it, else float32, whose logprobs are exactly the trainer's."""
+    deterministic: bool | None = None
+    """Compute so that a replay, and a resumed run, are the same to the last bit: in the engine `torch`, products whose
+    shape does not depend on the rest of the batch, and one thread. By default for models below 20 million parameters,
+    where it costs little; above, whole batches and as many threads as are measured to pay."""
     serving: ServingSettings = ServingSettings()
     stepper: str | None = None
     """A plug-in that runs between two turns instead of tools and feedback: `module:name`, or `folder/plugins.py:name`.

@@ -187,9 +187,6 @@ def _check_complete(folder: Path) -> Path:
 
     require_whole_model(folder)
     require_plain_weights(folder)
-    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-        remedy = "write the whole model with `mtrl-train export RUN --out FOLDER`, and name that folder"
-        raise ConfigError("the folder has only adapters", file=folder, field="model", remedy=remedy)
     return folder
 
 

@@ -11,8 +11,10 @@ from itertools import islice
 from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.base import plain_text
+from gateway.plural import format_count
 from gateway.types import ToolSpec
 from trainer.algorithms.train_batch import can_learn_from_single_rollouts
+from trainer.data.row_to_task import PROMPT_COLUMNS, name_meant_columns, read_json_chat
 from trainer.data.tasks import CHECKED_TASKS, example_names, iterate_texts
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.distributed.settings import count_ranks, count_shards
@@ -44,11 +46,13 @@ MIN_ROOM = 16
 OTHER_TRUTH = "give each row a `ground_truth`, or name another reward function"
 
 
-def require_ready(job: Job) -> None:
-    """Raises ConfigErrors with everything that would keep the run from learning."""
-    wrong = [finding for finding in find_problems(job) if finding.grade == "wrong"]
+def require_ready(job: Job) -> list[Finding]:
+    """What is worth knowing about a run. Raises ConfigErrors with everything that would keep it from learning."""
+    findings = list(find_problems(job))
+    wrong = [ConfigError(finding.text, remedy=finding.remedy) for finding in findings if finding.grade == "wrong"]
     if wrong:
-        raise ConfigErrors([ConfigError(finding.text, remedy=finding.remedy) for finding in wrong])
+        raise ConfigErrors(wrong)
+    return findings
 
 
 def plan_job(job: Job) -> Placement:
@@ -60,11 +64,13 @@ def plan_job(job: Job) -> Placement:
 
 
 def find_problems(job: Job) -> Iterator[Finding]:
-    """What keeps the run from learning (`wrong`), and what is worth knowing (`note`)."""
+    """What keeps the run from starting or learning (`wrong`), and what is worth knowing (`note`)."""
+    yield from _check_memory(job)
     yield from _check_group_size(job)
     yield from _check_machine(job.settings)
     yield from _check_stop_ids(job.template)
     yield from _check_adapters(job)
+    yield from _find_warnings(job)
     parts = job.settings.parts
     if job.settings.sft is not None:
         yield from _check_traces(job)
@@ -79,13 +85,19 @@ def find_problems(job: Job) -> Iterator[Finding]:
             yield from rows.find_long_prompts()
 
 
-def find_warnings(job: Job) -> Iterator[Finding]:
+def _check_memory(job: Job) -> Iterator[Finding]:
+    plan = plan_job(job).plan
+    if not plan.fits:
+        yield Finding("wrong", f"this run does not fit: {plan}", plan.remedy)
+
+
+def _find_warnings(job: Job) -> Iterator[Finding]:
     """What a run may be started with all the same: an unusual learning rate, too little space for checkpoints."""
     settings = job.settings
     if unusual := find_unusual_rate(settings.update, job.parameters):
-        yield Finding("wrong" if unusual.is_harmful else "note", unusual.problem, unusual.remedy)
+        yield Finding("note", *unusual)
     if forecast := forecast_checkpoints(settings, job.model, job.parameters, settings.out or RUNS):
-        yield Finding("wrong", *forecast)
+        yield Finding("note", *forecast)
     examples = example_names()
     if settings.model in examples and settings.data not in examples:
         problem = "the demo's model knows the demo's questions and hardly anything else"
@@ -167,7 +179,8 @@ class _RowChecks:
     """What is wrong with rows, which are looked at one by one; only a few texts are kept."""
 
     def __init__(self, job: Job) -> None:
-        self._job, self._rows, self._without_truth = job, 0, 0
+        self._job, self._rows, self._without_truth, self._json_chats = job, 0, 0, 0
+        self._first: Task | None = None
         self._bad_rows: Counter[str] = Counter()
         """By component: the rows that it cannot score."""
         self._first_problems: dict[str, str] = {}
@@ -178,6 +191,9 @@ class _RowChecks:
     def add(self, task: Task) -> None:
         """Looks at a row."""
         self._rows += 1
+        self._first = self._first or task
+        prompt = next((value for key in PROMPT_COLUMNS if (value := task.columns.get(key)) is not None), None)
+        self._json_chats += read_json_chat(prompt) is not None
         self._without_truth += task.truth is None
         for name, component in self._job.settings.reward.components.items():
             if (problem := find_truth_problem(component.function, task)) is not None:
@@ -193,13 +209,20 @@ class _RowChecks:
             heappop(self._longest)
 
     def find_truth_problems(self) -> Iterator[Finding]:
-        """Rows without the right answer that a built-in reward function compares with."""
+        """Rows without the right answer that a built-in reward function compares with, and chats in texts."""
+        if self._json_chats:
+            prompts = format_count(self._json_chats, "prompt")
+            yield Finding(
+                "note", f"messages are read from JSON in a text: {prompts}", "write them as lists of messages"
+            )
+        meant = name_meant_columns(self._first.columns, "answer") if self._first else ""
+        remedy = meant or OTHER_TRUTH
         for name, count in self._bad_rows.items():
             function = self._job.settings.reward.components[name].function
             rows = "every row" if count == self._rows else f"{count} of {self._rows} rows"
             problem = f"{function!r} cannot score {rows}: {self._first_problems[name]}"
             grade: Grade = "wrong" if 2 * count > self._rows else "note"
-            yield Finding(grade, f"reward.components.{name}: {problem}", OTHER_TRUTH)
+            yield Finding(grade, f"reward.components.{name}: {problem}", remedy)
 
         for name in self._job.scorer.truth_readers if self._without_truth else ():
             rows = (
@@ -209,7 +232,7 @@ class _RowChecks:
             )
             function = self._job.settings.reward.components[name].function
             problem = f"{function!r} reads `attempt.truth`, which is None where a row has no `ground_truth`: {rows} it"
-            yield Finding("note", f"reward.components.{name}: {problem}", OTHER_TRUTH)
+            yield Finding("note", f"reward.components.{name}: {problem}", remedy)
 
     def find_long_prompts(self) -> Iterator[Finding]:
         """Compares the limits with the longest prompts and the shortest one."""

@@ -139,8 +139,11 @@ MAX_TURNS = 3
 SHOWN = 300
 
 
-async def rehearse(job: Job) -> list[Finding]:
-    """Plays two rollouts of the first task. Tools are really called, with made-up arguments: native ones once each."""
+async def rehearse(job: Job) -> tuple[list[Finding], Rollout]:
+    """Plays two rollouts of the first task, and returns what they show and the first of them.
+
+    Tools are really called, with made-up arguments: native ones once each.
+    """
     stage = job.settings.curriculum.stages[0]
     task = stage.apply(_choose_task(job, job.tasks.train[stage.data]))
     specs = offered_specs(job.gateway.specs, task)
@@ -163,14 +166,15 @@ async def rehearse(job: Job) -> list[Finding]:
     findings += _check_offer(job, specs)
     findings += [finding for rollout in rollouts for finding in _check_rollout(rollout, tool, noted)]
     if any(rollout.stop.is_infrastructure for rollout in rollouts):
-        return findings
+        return findings, rollouts[CALLING]
     if not all(rollout.turns for rollout in rollouts):
         problem = (
             f"no turn of scripted rollouts was played: the prompt of {task.location} takes all tokens of a rollout"
         )
-        return [*findings, Finding("wrong", problem, "raise `limits.rollout_tokens`, or shorten the prompt")]
+        remedy = "raise `limits.rollout_tokens`, or shorten the prompt"
+        return [*findings, Finding("wrong", problem, remedy)], rollouts[CALLING]
     group = await job.scorer.score(task, rollouts, log_failures=False)
-    return [*findings, *_check_rewards(job, group), *_check_loss(job, group)]
+    return [*findings, *_check_rewards(job, group), *_check_loss(job, group)], rollouts[CALLING]
 
 
 def _choose_task(job: Job, tasks: Sequence[Task]) -> Task:

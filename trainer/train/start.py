@@ -35,7 +35,7 @@ from trainer.train.checkpoint import Checkpoint
 from trainer.train.early_stop import EarlyStop
 from trainer.train.evaluate import compare_run
 from trainer.train.job import Job, JobObjects, open_job
-from trainer.train.preflight import find_warnings, plan_job, require_ready
+from trainer.train.preflight import plan_job, require_ready
 from trainer.train.reporters import Reporters, import_packages
 from trainer.train.run_folder import (
     Fingerprint,
@@ -87,7 +87,8 @@ async def train(
                     _keep_rates(located, folder, checkpoint), tape=tape, on_warm_start=on_progress, objects=objects
                 )
                 job = await stack.enter_async_context(opening)
-            require_ready(job)
+            for note in await to_thread.run_sync(require_ready, job):
+                console.print(f"warning: {note.text}\n  remedy: {note.remedy}", markup=False, soft_wrap=True)
             loop = await _build_train_loop(job, settings, folder, checkpoint, stack, console)
             with _frozen_garbage_collection():
                 await loop.run()
@@ -138,7 +139,6 @@ async def _build_train_loop(
     logs = folder.path / LOGS_FOLDER
     ranks = count_ranks(settings.distributed)
     placement = await to_thread.run_sync(plan_job, job)
-    placement.plan.require()
     kept = given.model_copy(update={"update": settings.update})
     dumped = kept.model_dump(mode="json")
     written = given.model_dump(mode="json")
@@ -243,8 +243,6 @@ def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None, *, is
     yield from engine_notes(engine.capabilities)
     yield from job.tasks.notes
     yield describe_rates(job.given_update, job.settings.update, job.parameters, is_resumed=is_resumed)
-    for warning in find_warnings(job):
-        yield f"warning: {warning.text}\n  remedy: {warning.remedy}"
 
 
 def _make_updater(policy: Policy, settings: TrainSettings, engine: Capabilities, *, is_leading: bool) -> PolicyUpdater:
@@ -255,7 +253,13 @@ def _make_updater(policy: Policy, settings: TrainSettings, engine: Capabilities,
 
         make = LeadUpdater
     algorithm = correct_mismatch(settings.algorithm, engine)
-    updater: PolicyUpdater = make(policy, algorithm, exact=engine.is_exact, temperature=settings.sampling.temperature)
+    updater: PolicyUpdater = make(
+        policy,
+        algorithm,
+        exact=engine.is_exact,
+        temperature=settings.sampling.temperature,
+        deterministic=settings.deterministic,
+    )
     return updater
 
 

@@ -27,12 +27,12 @@ from mtrl_plugins.task_maker.server_sessions import (
     ServerSession,
     describe_server,
     open_server,
+    open_server_gateway,
     read_examples,
 )
 from mtrl_plugins.task_maker.values import split_of
 from tests.waiting import PATIENCE_S
 from trainer.data.tasks import load_rows
-from trainer.setup import open_server_gateway
 
 SERVERS = FOLDER / "servers.json"
 

@@ -16,7 +16,7 @@ from trainer.engine.torch.kv_cache import KVCache, KVShape
 from trainer.policy.memory_parts import MemoryPlan, load_meta_model
 from trainer.policy.memory_plan import plan_allocator, plan_memory, plan_update_pass
 from trainer.policy.policy import Policy
-from trainer.policy.settings import CriticSettings, LoraSettings, PolicyError, UpdateSettings
+from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
 from trainer.rollout.settings import RolloutSettings
 from trainer.train.settings import TrainSettings
 
@@ -95,8 +95,7 @@ def test_planned_pass_is_close_to_the_real_one(checkpointing: bool) -> None:
 def test_plan_that_does_not_fit_names_remedies(folder: Path, update: dict[str, Any], first: str) -> None:
     plan = make_plan(folder, available=1000, **update)
     assert not plan.fits and plan.remedy.startswith(first)
-    with pytest.raises(PolicyError, match=r"does not fit: memory: .*GiB that are free\n  remedy: lower"):
-        plan.require()
+    assert str(plan).startswith("memory: ") and str(plan).endswith("GiB that are free")
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 128, 129, 700])

@@ -11,7 +11,6 @@ from transformers import Qwen2Config
 from trainer.policy.memory_parts import GIB, MemoryPlan
 from trainer.policy.memory_plan import plan_memory
 from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD, Placement, plan_placement, shares_gpu_with_server
-from trainer.policy.settings import PolicyError
 from trainer.rollout.settings import ServingSettings
 from trainer.train.settings import TrainSettings
 
@@ -80,8 +79,6 @@ def test_they_take_turns_if_they_do_not_fit_and_the_run_is_synchronous(folder: P
     assert serving.options[:2] == ("--dtype", "float32") and serving.options[-1] == "--enable-memory-saver"
     asynchronous = make_placement(folder, available, mode="asynchronous")
     assert asynchronous.kind == "beside" and not asynchronous.plan.fits
-    with pytest.raises(PolicyError, match="does not fit"):
-        asynchronous.plan.require()
 
 
 @pytest.mark.parametrize(

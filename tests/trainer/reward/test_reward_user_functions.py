@@ -127,8 +127,6 @@ SOURCE = """
 class Needy:
     def __init__(self, what):
         self.what = what
-def batch(completions, **kwargs):
-    return [0.5 for _ in completions]
 number = 3
 def score(attempt, scale):
     return scale
@@ -138,7 +136,6 @@ def score(attempt, scale):
 @pytest.mark.parametrize(
     ("component", "message"),
     [
-        ({"function": "anwser"}, "(?s)unknown reward function 'anwser'.*did you mean 'answer'"),
         ({"function": "score"}, "(?s)unknown reward function 'score'.*use one of answer, .*`rewards.py:score`"),
         ({"function": "nowhere.py:score"}, "no such file"),
         ({"function": "no_such_module:score"}, "no module"),
@@ -146,10 +143,6 @@ def score(attempt, scale):
         (
             {"function": "my_rewards.py:Needy"},
             "(?s)cannot be instantiated without arguments: TypeError.*name an instance",
-        ),
-        (
-            {"function": "my_rewards.py:batch"},
-            "(?s)takes `completions`, as .*ms-swift and TRL do.*register it in its file",
         ),
         ({"function": "my_rewards.py:number"}, "is a int, not a function"),
         (COMPONENT, r"(?s)takes \(attempt, scale\): missing a required argument: 'scale'.*remedy: define it as"),

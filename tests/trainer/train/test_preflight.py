@@ -20,7 +20,7 @@ from trainer.policy.settings import LoraSettings
 from trainer.rollout.task import Task
 from trainer.template.media_layout import has_media
 from trainer.train.job import Job, TrainTasks, open_job
-from trainer.train.preflight import find_problems, find_warnings, require_ready
+from trainer.train.preflight import find_problems, require_ready
 
 pytestmark = pytest.mark.anyio
 
@@ -52,8 +52,7 @@ def only(findings: list[Finding]) -> Finding:
 
 
 async def test_a_job_in_order_has_no_findings(job: Job) -> None:
-    assert [*find_problems(job), *find_warnings(job)] == []
-    require_ready(job)
+    assert require_ready(job) == []
 
 
 async def test_sglang_has_to_be_installed_where_it_is_to_be_started(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +78,15 @@ async def test_rows_without_the_truth_that_their_reward_needs_are_counted(job: J
     assert some.grade == "note" and "cannot score 1 of 9 rows: the task's right answer is not a number" in some.text
     with pytest.raises(ConfigError, match="every row"):
         require_ready(with_tasks(job, make_task(0, None)))
+
+
+async def test_messages_in_a_json_text_are_read_and_the_operator_is_told(job: Job) -> None:
+    asked = [{"role": "system", "content": "short"}, {"role": "user", "content": "[2, 3]?"}]
+    rows = [{"messages": json.dumps(asked), "answer": "7"}, {"prompt": "[1, 2] has a role?", "answer": "7"}]
+    tasks = load_rows(rows)
+    assert [list(task.messages) for task in tasks] == [asked, [{"role": "user", "content": "[1, 2] has a role?"}]]
+    told = only(list(find_problems(with_tasks(job, *tasks))))
+    assert told.grade == "note" and told.text == "messages are read from JSON in a text: 1 prompt"
 
 
 async def test_a_limit_that_prompts_exceed_is_compared_with_the_longest_and_the_shortest(job: Job) -> None:
