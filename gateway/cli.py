@@ -67,6 +67,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback, needs --token-file.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8765,
     token_file: Annotated[Path | None, typer.Option(help="File with the token that clients must send.")] = None,
+    callers: Annotated[Path | None, typer.Option(help="JSON file of callers, with a token and tools for each.")] = None,
     allow_origin: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Web pages that may call, such as http://localhost:3000.")
     ] = None,
@@ -79,7 +80,9 @@ def serve(
 
     with errors_to_exit():
         wait_s = parse_wait(wait)
-        settings = settings_of(host, port, token_file, allow_origin or ())
+        settings = settings_of(host, port, token_file, allow_origin or (), callers)
+        if callers is not None and (record is not None or replay is not None):
+            raise GatewayError("--callers excludes --record and --replay\n  remedy: give --token-file instead")
         if replay is not None:
             if record is not None:
                 raise GatewayError("--record and --replay exclude each other\n  remedy: give one of them")
@@ -280,12 +283,17 @@ def exit_with_error(message: str) -> NoReturn:
 @app.callback()
 def _configure_logging(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more to standard error.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the release, and exit.")
     ] = False,
 ) -> None:
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if log_json:
+        from gateway.json_log import JsonFormatter
+
+        logging.getLogger().handlers[0].setFormatter(JsonFormatter())
     if not verbose:
         for name in ("mcp", "httpx2", "uvicorn.access"):
             logging.getLogger(name).setLevel(logging.ERROR)

@@ -197,13 +197,19 @@ class Gateway:
         finally:
             await session.close()
 
-    async def begin(self, task: Task) -> GatewaySession:
-        """Opens a session without a `with` block; the caller must close it, or give the task a `ttl_s`."""
+    async def begin(
+        self, task: Task, table: Callable[[], ToolTable] | None = None, observers: Sequence[Observer] | None = None
+    ) -> GatewaySession:
+        """Opens a session without a `with` block; the caller must close it, or give the task a `ttl_s`.
+
+        `table` gives the part of the gateway's table that the session may use, and `observers` replace the gateway's.
+        """
         if len(self.sessions) >= self._max_sessions:
             raise TooManySessions(f"{self._max_sessions} sessions are open; close some, or raise the limit")
         if self.start.names:
             await self._wait_for_tools(task)
-        session = self._make_session(secrets.token_urlsafe(24), task)
+        offered = self.table if table is None else table()
+        session = self._make_session(secrets.token_urlsafe(24), task, offered, observers or self.observers)
         session.late_servers = self.start.names
         running = {id(host.source): host for host in self._running}
         hosts = [running[id(source)] for source in session.sources]
@@ -235,8 +241,8 @@ class Gateway:
         if late := sorted(wanted - self.table.tools.keys()) if self.start.names else ():
             raise SessionError(f"no tool named {', '.join(map(repr, late))} yet: {describe_starting(self.start.names)}")
 
-    def _make_session(self, id: str, task: Task) -> GatewaySession:
-        return GatewaySession(id, task, self.table, self.observers, self.argument_checks)
+    def _make_session(self, id: str, task: Task, table: ToolTable, observers: Sequence[Observer]) -> GatewaySession:
+        return GatewaySession(id, task, table, observers, self.argument_checks)
 
     async def _open_source(self, session: GatewaySession, source: Source) -> None:
         inner = await session.stack.enter_async_context(source.toolset.open(session.task_for(source)))

@@ -65,6 +65,17 @@ def timeout_of(toolset: Toolset, name: str) -> float:
     return math.inf
 
 
+def count_calls(toolset: Toolset) -> tuple[int, int]:
+    """The calls of a toolset that run now, and those that wait for their turn."""
+    while isinstance(toolset, ToolsetWrapper):
+        if isinstance(toolset, LimitedToolset):
+            limiters = toolset.limiters.values()
+            running = sum(limiter.limits.at_once - limiter.slots.value for limiter in limiters)
+            return running, sum(limiter.waiting for limiter in limiters)
+        toolset = toolset.inner
+    return 0, 0
+
+
 class RateLimiter:
     """Limits the calls that start per second; start times are reserved in advance, so that callers keep their order."""
 
@@ -166,7 +177,7 @@ class LimitedToolset(ToolsetWrapper):
         self.store = MediaStore() if store is None else store
         self.limits = limits if callable(limits) else lambda name: limits
         self.breaker = breaker
-        self._limiters: dict[str, ToolLimiter] = {}
+        self.limiters: dict[str, ToolLimiter] = {}
         self._listed: Sequence[ToolSpec] | None = None
         self._specs: tuple[ToolSpec, ...] = ()
 
@@ -185,9 +196,9 @@ class LimitedToolset(ToolsetWrapper):
         return replace(spec, hints=replace(spec.hints, pure=True))
 
     def limiter(self, name: str) -> ToolLimiter:
-        limiter = self._limiters.get(name)
+        limiter = self.limiters.get(name)
         if limiter is None:
-            limiter = self._limiters[name] = ToolLimiter(self.limits(name), self.store)
+            limiter = self.limiters[name] = ToolLimiter(self.limits(name), self.store)
         return limiter
 
     def open(self, task: Task) -> AbstractAsyncContextManager[Session]:

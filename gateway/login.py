@@ -73,7 +73,7 @@ async def logout_server(entry: ConfiguredServer, write: Write) -> None:
 
 
 def _person_credentials(entry: ConfiguredServer, services: Services) -> PersonCredentials:
-    credentials = build_credentials(entry.name, entry.server, services.http_clients.get_client)
+    credentials = build_credentials(entry.name, entry.server, services.http_clients.for_server(entry.server))
     if isinstance(credentials, PersonCredentials):
         return credentials
     raise GatewayError(

@@ -11,18 +11,21 @@ import math
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
+from starlette.types import ASGIApp
 
 from gateway.build import Plan, build_plan
-from gateway.errors import GatewayError
+from gateway.errors import ConfigError, GatewayError
 from gateway.gateway import Gateway, ReloadRefusal
 from gateway.gateway_journal import keep_journal
+from gateway.http.app import build_app
+from gateway.http.endpoint import DisconnectWatcher
 from gateway.http.settings import Settings, check_origins, read_token
 from gateway.http.uvicorn_server import run
 from gateway.mcp_server.transports import build_mcp_app
@@ -138,12 +141,20 @@ def log_notes(plan: Plan, logged: set[str]) -> set[str]:
     return {*logged, *plan.config.notes}
 
 
-def settings_of(host: str, port: int, token_file: Path | None, allow_origins: Sequence[str] = ()) -> Settings:
+def settings_of(
+    host: str,
+    port: int,
+    token_file: Path | None,
+    allow_origins: Sequence[str] = (),
+    callers: Path | None = None,
+) -> Settings:
     """HTTP settings from command-line options."""
     token = read_token(token_file) if token_file else None
+    if callers is not None and token_file is not None:
+        raise ConfigError("`--callers` excludes `--token-file`", field="callers", remedy="give one of them")
     check_origins(allow_origins)
     origins = tuple(allow_origins)
-    return Settings(host=host, port=port, token=token, allow_origins=origins)
+    return Settings(host=host, port=port, token=token, callers=callers, allow_origins=origins)
 
 
 def serve_tape(tape: Path, settings: Settings) -> None:
@@ -170,6 +181,30 @@ def serve_files(
 
 def _serve(gateway: Gateway, settings: Settings, *background: AbstractAsyncContextManager[Any]) -> None:
     hide_environment()
-    app, lifespan = build_mcp_app(gateway, body_bytes=settings.body_bytes)
+    build, lifespans = build_apps(gateway, settings)
     with keep_journal(settings.host, settings.port):
-        run(gateway, settings, mounts={"/mcp": app}, background=(lifespan, *background))
+        run(gateway, settings, build=build, background=(*lifespans, *background))
+
+
+def build_apps(
+    gateway: Gateway, settings: Settings
+) -> tuple[Callable[[DisconnectWatcher], ASGIApp], Sequence[AbstractAsyncContextManager[None]]]:
+    """What builds the application, once the gateway runs, and the lifespans of its MCP servers; by caller, if named."""
+    if settings.callers is None:
+        app, lifespan = build_mcp_app(gateway, body_bytes=settings.body_bytes)
+        return lambda disconnects: build_app(gateway, settings, disconnects, {"/mcp": app}), (lifespan,)
+    from gateway.http.callers import CallerGateway, CallersApp, read_callers
+
+    callers = read_callers(settings.callers)
+    views = [cast(Gateway, CallerGateway(gateway, name, caller)) for name, caller in callers.items()]
+    fronts = [build_mcp_app(view, body_bytes=settings.body_bytes) for view in views]
+    own = [settings.model_copy(update={"token": caller.token}) for caller in callers.values()]
+
+    def build(disconnects: DisconnectWatcher) -> ASGIApp:
+        apps = [
+            build_app(view, settings, disconnects, {"/mcp": app})
+            for view, settings, (app, _) in zip(views, own, fronts, strict=True)
+        ]
+        return CallersApp(list(zip(callers.values(), apps, strict=True)), refuse=apps[0])
+
+    return build, [lifespan for _, lifespan in fronts]

@@ -11,8 +11,11 @@ from typing import Any
 import anyio
 from anyio import from_thread, to_thread
 from anyio.abc import TaskStatus
+from starlette.types import ASGIApp
 
 from gateway.gateway import Gateway
+from gateway.http.app import build_app
+from gateway.http.endpoint import DisconnectWatcher
 from gateway.http.settings import Settings
 from gateway.http.uvicorn_server import StopSignal, serve
 from gateway.mcp_server.transports import build_mcp_app
@@ -37,8 +40,13 @@ def live_server(make: Callable[[], Gateway], settings: Settings | None = None, *
             task_status.started(LiveServer(url, gateway, lambda: portal.call(stop)))
 
         front, lifespan = build_mcp_app(gateway)
-        at_mcp: dict[str, Any] = {"mounts": {"/mcp": front}, "background": (lifespan,)}
-        await serve(gateway, settings or Settings(port=0), stop=stop, ready=ready, **(at_mcp | more))
+        at_mcp: dict[str, Any] = {"mounts": {"/mcp": front}, "background": (lifespan,)} | more
+        mounts, served = at_mcp.pop("mounts"), settings or Settings(port=0)
+
+        def build(disconnects: DisconnectWatcher) -> ASGIApp:
+            return build_app(gateway, served, disconnects, mounts)
+
+        await serve(gateway, served, stop=stop, ready=ready, **({"build": build} | at_mcp))
 
     # Between fork and exec, uvloop frees what other threads held, and process groups of torch wait there for ever. The
     # trainer therefore runs on asyncio's own loop.

@@ -1,11 +1,19 @@
-"""The Dockerfiles: what they copy exists and is sent to the builder, and their pins are the tested ones."""
+"""The Dockerfiles, the compose file and the unit of systemd: what they name exists, and linters accept them."""
 
 from __future__ import annotations
 
+import platform
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from typer.main import get_command
 
+from gateway.cli import app
+from gateway.http.security import PUBLIC_PATHS
 from trainer.engine.sglang.launch import TESTED
 
 ROOT = Path(__file__).parents[1]
@@ -31,3 +39,43 @@ def test_images_have_every_package(file: Path) -> None:
     packages = {folder.parent.name for folder in ROOT.glob("*/py.typed")}
     assert packages == {"gateway", "mtrl_plugins", "trainer"}
     assert all(f"COPY {package} " in file.read_text() for package in packages)
+
+
+def test_images_pass_the_linter() -> None:
+    hadolint = shutil.which("hadolint", path=Path(sys.executable).parent)
+    if hadolint is None and platform.machine() != "x86_64":
+        pytest.skip("hadolint comes for x86_64 alone")
+    assert hadolint is not None
+    done = subprocess.run([hadolint, *FILES], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def options_of(command: list[str]) -> set[str]:
+    """The options of a command line of `mtrl-gateway serve`, of which each must be known."""
+    assert command[0].endswith("mtrl-gateway") and "serve" in command
+    serve = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    known = {option for each in (get_command(app), serve) for parameter in each.params for option in parameter.opts}
+    used = {word for word in command if word.startswith("--")}
+    assert used <= known
+    return used
+
+
+def test_compose_file_starts_the_image_with_a_token_and_waits_until_it_is_ready() -> None:
+    service = yaml.safe_load((ROOT / ".ci/docker/compose.yaml").read_text())["services"]["gateway"]
+    assert {"--token-file", "--log-json"} <= options_of(service["command"])
+    assert service["command"][-1] == f"/run/secrets/{service['secrets'][0]}"
+    folder = ROOT / ".ci/docker" / service["build"]["context"]
+    assert (folder / service["build"]["dockerfile"]).resolve() == ROOT / ".ci/docker/gateway.Dockerfile"
+    assert "/readyz" in PUBLIC_PATHS and "/readyz" in service["healthcheck"]["test"][-1]
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = ROOT / ".ci/mtrl-gateway.service"
+    line = next(line for line in unit.read_text().splitlines() if line.startswith("ExecStart="))
+    assert "--token-file" in options_of(line.removeprefix("ExecStart=").split())
+    if (analyze := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd is not installed")
+    program = shutil.which("true")
+    (tmp_path / unit.name).write_text(unit.read_text().replace("/srv/mtrl/.venv/bin/mtrl-gateway", str(program)))
+    done = subprocess.run([analyze, "verify", tmp_path / unit.name], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

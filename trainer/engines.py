@@ -109,6 +109,7 @@ def _make_torch_engine(
 
     from trainer.engine.torch import TorchEngine
     from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
+    from trainer.engine.torch.threads import MIN_PARAMETERS
     from trainer.model import configure_torch, load_model
 
     configure_torch()
@@ -117,12 +118,14 @@ def _make_torch_engine(
     loaded = load_model(model, device=device) if shared is None else shared
     parameters, matrix = loaded.num_parameters(), largest_matrix(loaded)
     holding = choose_holding(settings.engine_dtype, parameters, matrix, device=device, can_share=shared is not None)
+    deterministic = parameters < MIN_PARAMETERS if settings.deterministic is None else settings.deterministic
     return TorchEngine(
         loaded,
         decode=template.tokenizer.decode,
         image_processor=template.image_processor,
         max_sequences=settings.concurrency.running_requests,
         holding=holding,
+        deterministic=deterministic,
     )
 
 

@@ -139,7 +139,18 @@ HeaderSecret = Annotated[SecretStr, AfterValidator(_check_header_value)]
 
 
 _COMMAND_FIELDS = ("args", "env", "cwd", "state", "states", "state_ignore", "keep_state")
-_FIELDS_OF_URLS = ("headers", "auth_token", "auth_command", "auth_refresh_s", "oauth", "start")
+_FIELDS_OF_URLS = (
+    "proxy",
+    "ca_file",
+    "cert_file",
+    "key_file",
+    "headers",
+    "auth_token",
+    "auth_command",
+    "auth_refresh_s",
+    "oauth",
+    "start",
+)
 
 
 class Server(FrozenModel):
@@ -170,6 +181,14 @@ class Server(FrozenModel):
     """HTTP headers of every request."""
     auth_token: HeaderSecret | None = None
     """Sent as `Authorization: Bearer ...`."""
+    proxy: SecretStr | None = None
+    """HTTP proxy in front of `url`, such as `http://user:password@proxy.example:3128`."""
+    ca_file: Path | None = None
+    """PEM file of a private authority, trusted beside the system's."""
+    cert_file: Path | None = None
+    """PEM file of the client's certificate, and its key or `key_file`."""
+    key_file: Path | None = None
+    """PEM file of that key."""
     protocol: ProtocolChoice = "auto"
     """MCP version to speak. `auto`: 2026-07-28 if the server supports it, unless it announces changes of its tools or
     asks for input (elicitation) only in an older version; else its latest."""
@@ -231,6 +250,10 @@ class Server(FrozenModel):
             raise rule_error("a server needs either `command` or `url`", "give exactly one of the two")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise rule_error("`url` is not an HTTP address", "begin it with http:// or https://")
+        if self.proxy is not None and not self.proxy.get_secret_value().startswith(("http://", "https://")):
+            raise rule_error("`proxy` is not the address of an HTTP proxy", "begin it with http:// or https://")
+        if self.key_file is not None and self.cert_file is None:
+            raise rule_error("`key_file` is the key of a `cert_file`", "give both, or remove `key_file`")
         misplaced_fields = _COMMAND_FIELDS if self.command is None else _FIELDS_OF_URLS
         if misplaced := [name for name in misplaced_fields if getattr(self, name)]:
             owner = "command" if self.command is None else "url"

@@ -41,7 +41,7 @@ def project_folder(file: Path) -> Path:
 def resolve_server(name: str, section: ServerSection, file: Path) -> tuple[Server, tuple[Path, ...]]:
     """The server of a section with absolute paths, and the further files that were read. Raises ConfigError."""
     fields, folder, place = section.server_fields(), project_folder(file), format_loc(("mcpServers", name))
-    for key in ("cwd", "state", "states", "keep_state"):
+    for key in ("cwd", "state", "states", "keep_state", "ca_file", "cert_file", "key_file"):
         if (path := getattr(section, key)) is not None and not str(path).startswith("${"):
             fields[key] = folder / path.expanduser()
     if "sandbox" in section.model_fields_set:

@@ -353,6 +353,13 @@ class Health(StrictModel):
     sandboxes: Sandboxes | None = None
 
 
+class Readiness(StrictModel):
+    """Response of GET /readyz."""
+
+    status: Literal["ok", "degraded"]
+    """`degraded`: some servers are not up."""
+
+
 class ErrorDetail(StrictModel):
     """What is wrong, where, and how to fix it."""
 

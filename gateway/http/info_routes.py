@@ -6,6 +6,7 @@ The web UI's files contain no data, so they need no token, and they load nothing
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import anyio
@@ -46,8 +47,7 @@ async def get_health(app: AppState, request: Request) -> ASGIApp:
     servers = {
         status.name: status_to_json(status) for status in (server.status for server in restartable_servers(app.gateway))
     }
-    all_up = all(server["state"] == "up" for server in servers.values())
-    value: dict[str, Any] = {"status": "ok" if all_up else "degraded"}
+    value: dict[str, Any] = {"status": _summarize(server["state"] for server in servers.values())}
     if request.scope.get("trusted"):
         table, refusal = app.gateway.table, app.gateway.reload_refusal
         value |= {
@@ -62,6 +62,20 @@ async def get_health(app: AppState, request: Request) -> ASGIApp:
         }
     count = sum(len(server["quarantined"]) for server in servers.values()) + len(value.get("set_aside", ()))
     return await built_response(lambda: value, is_large=count > MAX_QUICK_TOOLS)
+
+
+async def get_readiness(app: AppState, request: Request) -> ASGIApp:
+    """GET /readyz: 503 while servers start for the first time, and while no tool at all can be called."""
+    states = [server.status.state for server in restartable_servers(app.gateway)]
+    if app.gateway.start.names:
+        raise Problem(503, "unavailable", "Servers are starting.", remedy="GET /healthz names them.")
+    if any(state == "up" for state in states) or any(tool.source.trusted for tool in app.gateway.table.tools.values()):
+        return json_response({"status": _summarize(states)})
+    raise Problem(503, "unavailable", "No tool can be called.", remedy="GET /healthz says why each server is down.")
+
+
+def _summarize(states: Iterable[str]) -> str:
+    return "ok" if all(state == "up" for state in states) else "degraded"
 
 
 async def get_server(app: AppState, request: Request) -> ASGIApp:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.http.served_gateway import ServedGateway, restartable_servers
+from gateway.limits import count_calls
 from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.session import ObservedCall
 from gateway.types import Part, Resource, Text, ToolResult
@@ -43,6 +44,7 @@ class Metrics:
         gateway.loop_watchdog.listeners.append(blocked.observe)
         sessions = Gauge("mtrl_sessions_open", "Open sessions", **common)
         sessions.set_function(lambda: len(gateway.sessions))
+        ProcessCollector(registry=self.registry)
         self.registry.register(_ServerCollector(gateway))
         self.registry.register(_SandboxCollector())
         self._tools: dict[str, _ToolSeries] = {}
@@ -101,18 +103,36 @@ class _ServerCollector(Collector):
         return _server_families()
 
     def collect(self) -> Iterable[Metric]:
-        up, cut = families = _server_families()
+        up, restarts, processes, running, waiting, cut = families = _server_families()
         for status in (server.status for server in restartable_servers(self._gateway)):
             up.add_metric([status.name], float(status.state == "up"))
+            restarts.add_metric([status.name], status.reconnects)
+            processes.add_metric([status.name], len(status.children))
             for reason, count in status.cuts.items():
                 cut.add_metric([status.name, reason], count)
+        loads: dict[str, tuple[int, int]] = {}
+        for source in self._gateway.sources:
+            under_way, queued = loads.get(source.name, (0, 0))
+            more = count_calls(source.toolset)
+            loads[source.name] = under_way + more[0], queued + more[1]
+        for name, (under_way, queued) in loads.items():
+            running.add_metric([name], under_way)
+            waiting.add_metric([name], queued)
         return families
 
 
-def _server_families() -> tuple[GaugeMetricFamily, CounterMetricFamily]:
+def _server_families() -> tuple[GaugeMetricFamily | CounterMetricFamily, ...]:
     cut_text = "Connections to a server that were cut because it sent without end, by reason"
     return (
         GaugeMetricFamily("mtrl_server_up", "Whether a server answers", labels=["server"]),
+        CounterMetricFamily(
+            "mtrl_server_restarts", "Times that a lost server was started or connected to again", labels=["server"]
+        ),
+        GaugeMetricFamily("mtrl_server_processes", "Child processes of a server", labels=["server"]),
+        GaugeMetricFamily(
+            "mtrl_calls_running", "Calls under way; native tools have no name of a server", labels=["server"]
+        ),
+        GaugeMetricFamily("mtrl_calls_waiting", "Calls that wait for others of their tool", labels=["server"]),
         CounterMetricFamily("mtrl_mcp_connections_cut", cut_text, labels=["server", "reason"]),
     )
 

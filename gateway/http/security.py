@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.exchange import Problem
 from gateway.http.settings import Settings, is_loopback
 
-PUBLIC_PATHS = frozenset({"/", "/healthz", "/openapi.json", "/ui"})
+PUBLIC_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/ui"})
 """Paths that reveal nothing about the tools, so that probes and browsers need no token for them."""
 PUBLIC_PREFIX = "/ui/"
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length", b"transfer-encoding")

@@ -24,6 +24,8 @@ class Settings(FrozenModel):
     """The address to listen on; an address other than loopback needs a token."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8765
     """The port to listen on; 0 takes a free one."""
+    callers: Path | None = None
+    """JSON file of several callers, with a token and rights for each, in place of `token`."""
     token: SecretStr | None = None
     """Token that clients must send as `Authorization: Bearer ...`."""
     allow_hosts: tuple[str, ...] = ()
@@ -70,11 +72,11 @@ def read_token(file: Path) -> SecretStr:
 
 def check_token_required(settings: Settings) -> None:
     """Raises if other machines can reach the address and there is no token: anybody could run the tools."""
-    if settings.token is None and not is_loopback(settings.host):
+    if settings.token is None and settings.callers is None and not is_loopback(settings.host):
         raise ConfigError(
             f"{settings.host} can be reached from other machines, but there is no token",
             field="host",
-            remedy="give a file with a token (`--token-file`), or listen on 127.0.0.1",
+            remedy="give a file with a token (`--token-file`) or with several (`--callers`), or listen on 127.0.0.1",
         )
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from typing import Any, Literal
 
@@ -157,12 +157,13 @@ async def serve(
     *,
     stop: StopSignal,
     ready: Callable[[str], None],
-    mounts: Mapping[str, ASGIApp] | None = None,
+    build: Callable[[DisconnectWatcher], ASGIApp] | None = None,
     background: Sequence[AbstractAsyncContextManager[Any]] = (),
 ) -> None:
     """Binds the port, enters the gateway and the background contexts, and serves until `stop` is called.
 
-    `ready` is called with the URL once the server accepts connections.
+    `ready` is called with the URL once the server accepts connections. `build` makes the application, if it is to
+    have more than the HTTP API.
     """
     check_token_required(settings)
     with stop.scope, bind_socket(settings) as listening:
@@ -172,7 +173,7 @@ async def serve(
                 await stack.enter_async_context(context)
             url = server_url(settings, listening)
             disconnects = DisconnectWatcher()
-            served = build_app(gateway, settings, disconnects, mounts)
+            served = build(disconnects) if build else build_app(gateway, settings, disconnects)
             traces = await stack.enter_async_context(tracing(os.environ))
             if traces is not None:
                 gateway.observers.append(traces.observe)
@@ -209,7 +210,7 @@ def run(
     gateway: ServedGateway,
     settings: Settings,
     *,
-    mounts: Mapping[str, ASGIApp] | None = None,
+    build: Callable[[DisconnectWatcher], ASGIApp] | None = None,
     background: Sequence[AbstractAsyncContextManager[Any]] = (),
 ) -> None:
     """Serves until SIGTERM or SIGINT; a second signal stops at once."""
@@ -218,7 +219,7 @@ def run(
         stop = StopSignal()
         async with anyio.create_task_group() as tasks:
             await tasks.start(stop_on_signals, stop)
-            await serve(gateway, settings, stop=stop, ready=_start_serving, mounts=mounts, background=background)
+            await serve(gateway, settings, stop=stop, ready=_start_serving, build=build, background=background)
             tasks.cancel_scope.cancel()
 
     _raise_open_file_limit()

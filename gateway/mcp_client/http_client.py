@@ -12,10 +12,20 @@ from __future__ import annotations
 import math
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
 from typing import Any, Self, cast
 
 import anyio
@@ -23,6 +33,8 @@ import httpcore2
 import httpx2
 from anyio import to_thread
 
+from gateway.config.models import Server
+from gateway.errors import ConfigError
 from gateway.mcp_client.auth.credentials import AuthError, Challenge, Credentials
 from gateway.mcp_client.errors import PendingRequest, credentials_awaited, current_request
 from gateway.mcp_client.flood_limits import ADDRESSES, MeteredBackend, WireMeter
@@ -35,16 +47,16 @@ _CLOSE_S = 1.0
 class PooledTransport(httpx2.AsyncHTTPTransport):
     """An HTTP transport over our own pool. It does not limit the number of connections; the callers' limits do."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, proxy: str = "") -> None:
         super().__init__(verify=context, trust_env=False)
-        self._pool = cast(Any, _ConnectionPool(context))
+        self._pool = cast(Any, _ConnectionPool(context, proxy))
 
 
 class _ConnectionPool:
     """Idle connections by origin, as stacks: the last used is taken first, so surplus ones age at the bottom."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._context = context
+    def __init__(self, context: ssl.SSLContext, proxy: str) -> None:
+        self._context, self._proxy = context, httpx2.Proxy(proxy) if proxy else None
         self._idle: dict[bytes, deque[_Connection]] = {}
 
     async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
@@ -52,7 +64,7 @@ class _ConnectionPool:
         connection = await self._acquire(origin, request.extensions.get(ADDRESSES))
         connection.meter.begin_head()
         try:
-            response = await connection.handle_async_request(request)
+            response = await connection.http.handle_async_request(request)
         except BaseException:
             await _close(connection)
             raise
@@ -70,19 +82,19 @@ class _ConnectionPool:
         idle = self._idle.get(_origin_key(origin))
         while idle:
             connection = idle.pop()
-            if not connection.has_expired():
+            if not connection.http.has_expired():
                 return connection
             await _close(connection)
-        return _Connection(origin, self._context, addresses)
+        return _Connection(origin, self._context, addresses, self._proxy)
 
     async def _release(self, key: bytes, connection: _Connection) -> None:
         """Returns a connection, and closes the oldest idle one if it has expired or there are too many."""
-        if not connection.is_available():
+        if not connection.http.is_available():
             await _close(connection)
             return
         idle = self._idle.setdefault(key, deque())
         idle.append(connection)
-        if len(idle) > _MAX_IDLE or idle[0].has_expired():
+        if len(idle) > _MAX_IDLE or idle[0].http.has_expired():
             await _close(idle.popleft())
 
     async def aclose(self) -> None:
@@ -92,13 +104,33 @@ class _ConnectionPool:
                 await _close(connection)
 
 
-class _Connection(httpcore2.AsyncHTTPConnection):
-    """A connection with a meter for the response that it reads."""
+class _Connection:
+    """A connection, through a proxy if there is one, with a meter for the response that it reads."""
 
-    def __init__(self, origin: httpcore2.Origin, context: ssl.SSLContext, addresses: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        origin: httpcore2.Origin,
+        context: ssl.SSLContext,
+        addresses: Sequence[str] | None,
+        proxy: httpx2.Proxy | None,
+    ) -> None:
         self.meter = WireMeter()
-        backend = MeteredBackend(self.meter, addresses)
-        super().__init__(origin, context, keepalive_expiry=_KEEPALIVE_S, network_backend=backend)
+        self.http: httpcore2.AsyncConnectionInterface
+        if proxy is None:
+            backend = MeteredBackend(self.meter, addresses)
+            self.http = httpcore2.AsyncHTTPConnection(
+                origin, context, keepalive_expiry=_KEEPALIVE_S, network_backend=backend
+            )
+            return
+        # Addresses were checked, but the proxy looks them up by itself.
+        pool = httpcore2.AsyncHTTPProxy(
+            str(proxy.url),
+            proxy.raw_auth,
+            ssl_context=context,
+            keepalive_expiry=_KEEPALIVE_S,
+            network_backend=MeteredBackend(self.meter, None),
+        )
+        self.http = pool.create_connection(origin)
 
 
 class _PooledBody:
@@ -134,9 +166,9 @@ def _origin_key(origin: httpcore2.Origin) -> bytes:
     return b"%b://%b:%d" % (origin.scheme, origin.host, origin.port)
 
 
-async def _close(connection: httpcore2.AsyncHTTPConnection) -> None:
+async def _close(connection: _Connection) -> None:
     with anyio.move_on_after(_CLOSE_S, shield=True):
-        await connection.aclose()
+        await connection.http.aclose()
 
 
 _CONNECT_S = 10.0
@@ -147,35 +179,88 @@ _DRAIN_S = 1.0
 _DRAIN_BYTES = 256 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class HttpAccess:
+    """How servers are reached: the proxy, and files of a private authority and of the client's certificate."""
+
+    proxy: str = ""
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    @classmethod
+    def of(cls, config: Server) -> HttpAccess:
+        proxy = config.proxy.get_secret_value() if config.proxy is not None else ""
+        return cls(proxy, config.ca_file, config.cert_file, config.key_file)
+
+    def build_context(self) -> ssl.SSLContext:
+        """The settings of TLS connections; raises ConfigError for a file that cannot be used."""
+        context = ssl.create_default_context()
+        if self.ca_file is not None:
+            with _named_file("ca_file", self.ca_file):
+                context.load_verify_locations(self.ca_file)
+        if self.cert_file is not None:
+            with _named_file("cert_file", self.cert_file):
+                # A key with a password is refused, in place of a question on the terminal.
+                context.load_cert_chain(self.cert_file, self.key_file, password="")
+        return context
+
+    def check(self) -> None:
+        """Raises ConfigError for a file that cannot be used."""
+        if self.ca_file is not None or self.cert_file is not None:
+            self.build_context()
+
+
+@contextmanager
+def _named_file(field: str, file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        remedy = "give a PEM file that the gateway can read; a key has no password, and is the certificate's"
+        raise ConfigError(f"{file} cannot be used: {error}", field=field, remedy=remedy) from error
+
+
+GetClient = Callable[[str], Awaitable[httpx2.AsyncClient]]
+"""The client for a URL."""
+
+
 class HttpClients:
-    """One client for plain HTTP and one for TLS, each built when first needed."""
+    """A client for each way to reach servers, one for plain HTTP and one for TLS, built when first needed."""
 
     def __init__(self) -> None:
-        self._plain: httpx2.AsyncClient | None = None
-        self._secure: httpx2.AsyncClient | None = None
+        self._clients: dict[tuple[HttpAccess, bool], httpx2.AsyncClient] = {}
         self._lock = anyio.Lock()
 
-    async def get_client(self, url: str) -> httpx2.AsyncClient:
-        """The client for a URL. The trust store takes 0.1 s to load, so it is loaded once and only for https."""
+    def for_server(self, config: Server) -> GetClient:
+        """Gives the clients for requests on behalf of a server; its client's certificate is for its own origin."""
+        access, own = HttpAccess.of(config), httpx2.URL(config.url or "")
+
+        async def get_client(url: str) -> httpx2.AsyncClient:
+            is_own = same_origin(own, httpx2.URL(url))
+            return await self._find(url, access if is_own else replace(access, cert_file=None, key_file=None))
+
+        return get_client
+
+    async def _find(self, url: str, access: HttpAccess) -> httpx2.AsyncClient:
+        """The trust store takes 0.1 s to load, so it is loaded once and only for https."""
+        is_secure = url.lower().startswith("https:")
         async with self._lock:
-            if not url.lower().startswith("https:"):
-                self._plain = self._plain or _build_client(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-                return self._plain
-            if self._secure is None:
-                self._secure = _build_client(await to_thread.run_sync(ssl.create_default_context))
-            return self._secure
+            if (access, is_secure) not in self._clients:
+                plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context = await to_thread.run_sync(access.build_context) if is_secure else plain
+                self._clients[access, is_secure] = _build_client(context, access.proxy)
+            return self._clients[access, is_secure]
 
     async def aclose(self) -> None:
-        clients, self._plain, self._secure = (self._plain, self._secure), None, None
+        clients, self._clients = self._clients, {}
         with anyio.move_on_after(5, shield=True):
-            for client in clients:
-                if client is not None:
-                    await client.aclose()
+            for client in clients.values():
+                await client.aclose()
 
 
-def _build_client(context: ssl.SSLContext) -> httpx2.AsyncClient:
+def _build_client(context: ssl.SSLContext, proxy: str) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
-        transport=PooledTransport(context),
+        transport=PooledTransport(context, proxy),
         timeout=httpx2.Timeout(30.0, connect=_CONNECT_S, read=None),
         headers={"accept-encoding": "identity"},
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
@@ -247,15 +332,15 @@ async def send_within_origin(
     for _ in range(_MAX_REDIRECTS):
         response = await client.send(request, stream=True)
         redirect = response.next_request
-        if response.status_code not in (307, 308) or redirect is None or not _same_origin(request, redirect):
+        if response.status_code not in (307, 308) or redirect is None or not same_origin(request.url, redirect.url):
             break
         await response.aclose()
         request = redirect
     return response
 
 
-def _same_origin(first: httpx2.Request, second: httpx2.Request) -> bool:
-    origin, other_origin = first.url, second.url
+def same_origin(origin: httpx2.URL, other_origin: httpx2.URL) -> bool:
+    """Whether two addresses have one scheme, host and port."""
     return (origin.scheme, origin.host, origin.port) == (other_origin.scheme, other_origin.host, other_origin.port)
 
 

@@ -27,6 +27,7 @@ from gateway.mcp_client.auth.oauth_credentials import build_credentials
 from gateway.mcp_client.catalog_tools import add_catalog_tools
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.errors import CloseReason, UpstreamError
+from gateway.mcp_client.http_client import HttpAccess
 from gateway.mcp_client.listing import ToolListing, read_listing
 from gateway.mcp_client.mcp_session import McpSession, ResultParser, ResultParsers
 from gateway.mcp_client.pool import ConnectionPool, LeasedConnections, SharedConnection, unavailable_error
@@ -69,9 +70,10 @@ class McpToolset:
         """
         if (found := find_rollout_problem(config)) is not None:
             raise ConfigError(found.problem, file=f"mcp server {name!r}", field=found.field, remedy=found.remedy)
+        HttpAccess.of(config).check()
         self.name, self.config, self.services = name, config, services
         self.answers = None if config.answers is None else ElicitationAnswers(name, config.answers)
-        self.credentials = credentials or build_credentials(name, config, services.http_clients.get_client)
+        self.credentials = credentials or build_credentials(name, config, services.http_clients.for_server(config))
         self.prepared_states = PreparedStates(config.state, config.states, config.state_ignore)
         self.result_parsers = ResultParsers(parse or {})
         self.on_notification: list[NotificationListener] = []

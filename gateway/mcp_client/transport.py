@@ -105,7 +105,7 @@ class Transport:
         headers = {name: value.get_secret_value() for name, value in config.headers.items()}
         if config.auth_token is not None:
             headers["Authorization"] = f"Bearer {config.auth_token.get_secret_value()}"
-        client = AuthorizedClient(await self.services.http_clients.get_client(url), self.credentials)
+        client = AuthorizedClient(await self.services.http_clients.for_server(config)(url), self.credentials)
         open_client = sse_client if self.name == "sse" else streamable_client
         inbox = Inbox(dispatcher, config.result_bytes, config.result_values, takes_any_id=self.name == "sse")
         async with open_client(url, client, headers, inbox) as dispatcher.outbox:

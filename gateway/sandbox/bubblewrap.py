@@ -41,6 +41,11 @@ STATE_COMMAND = (sys.executable, "-I", "-S", "-B", state_mount.__file__)
 OWN_FILES = 16
 """Folders that an overlay has besides the files of its user."""
 PROBE_S = 20.0
+MASKED_FILES = tuple(
+    Path(__file__).with_name("masked_proc") / name for name in ("cmdline", "loadavg", "meminfo", "stat")
+)
+"""What a sandbox reads in place of files in `/proc` that tell of the machine: no command line of the kernel, no load,
+no processor time, and the memory that a sandbox has by default."""
 PROBE_USER, NO_STATE = 65_534, "/none.tar"
 JOIN = """
 started=$1 info=$2 options=$3 mounts=$4 filter=$5 first=$6 second=$7 group=$8; shift 8
@@ -237,6 +242,8 @@ def _system_paths() -> tuple[str, ...]:
 def _mounts(confined: Confined) -> Iterator[str]:
     layout = _layout(confined)
     yield from ("--proc", "/proc", "--dev", "/dev")
+    for file in MASKED_FILES:
+        yield from ("--ro-bind", str(file), f"/proc/{file.name}")
     for folder in MEMORY_FOLDERS:
         yield from ("--dir", folder)
     for folder in layout.shared_memory_folders:

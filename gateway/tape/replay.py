@@ -22,7 +22,7 @@ from anyio import to_thread
 
 from gateway.errors import GatewayError, ReplayError, SessionError
 from gateway.gateway import Gateway
-from gateway.session import GatewaySession
+from gateway.session import GatewaySession, Observer
 from gateway.tape.line_format import (
     FINISH_DIGEST,
     RequestHistory,
@@ -36,7 +36,7 @@ from gateway.tape.line_format import (
     encode_task,
 )
 from gateway.tape.tape_file import AnswerEntry, SessionRecord, Tape, TapeItem, load_tape
-from gateway.tool_table import Source
+from gateway.tool_table import Source, ToolTable
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Feedback, Task, ToolCall, ToolResult, ToolSpec
 
 MAX_COMPARED = 200
@@ -119,9 +119,9 @@ class ReplayGateway(Gateway):
         self._source = Source(f"tape {path}", self._toolset, backend=self._toolset, trusted=False, admit=None)
         super().__init__([self._source])
 
-    def _make_session(self, id: str, task: Task) -> GatewaySession:
+    def _make_session(self, id: str, task: Task, table: ToolTable, observers: Sequence[Observer]) -> GatewaySession:
         self._toolset.find_sessions(task)  # first, so that a task that was not recorded gets an error saying so
-        return ReplaySession(id, task, self.table, self.observers, self.argument_checks, source=self._source)
+        return ReplaySession(id, task, table, observers, self.argument_checks, source=self._source)
 
 
 class ReplaySession(GatewaySession):

@@ -41,6 +41,7 @@ def _writes(path: str) -> str:
 NO_FAMILY, NOT_THERE, DENIED, READ_ONLY = "Address family not supported", "FileNotFound", "Permission", "Read-only file"
 NOT_PERMITTED = "Operation not permitted"
 FULL = "No space left on device"
+MASKED = "raise OSError('is masked')"
 FILL = "for n in range(6):\n  with open(f'{folder}/fill{{n}}', 'wb') as f: f.write(bytes(2**22))\nprint('SUCCEEDED')"
 
 NETWORK = {
@@ -66,6 +67,18 @@ FILES = {
     "writes the file of a reward": Attack(_writes("{secret!r}"), NOT_THERE),
     "reads the list of users": Attack(_reads("'/etc/passwd'"), NOT_THERE),
     "lists a folder": Attack("import os; os.listdir({folder!r}); print('SUCCEEDED')", NOT_THERE),
+    "reads the command line of the kernel": Attack(
+        f"if open('/proc/cmdline').read(): print('SUCCEEDED')\n{MASKED}", "is masked"
+    ),
+    "reads the load of the machine": Attack(
+        f"if open('/proc/loadavg').read().split()[3] != '1/1': print('SUCCEEDED')\n{MASKED}", "is masked"
+    ),
+    "reads the memory of the machine": Attack(
+        f"if open('/proc/meminfo').read().split()[1] != '524288': print('SUCCEEDED')\n{MASKED}", "is masked"
+    ),
+    "reads the processor time of the machine": Attack(
+        f"if any(map(int, open('/proc/stat').readline().split()[1:])): print('SUCCEEDED')\n{MASKED}", "is masked"
+    ),
     "leaves its control group": Attack(_writes("'/sys/fs/cgroup/cgroup.procs'"), NOT_THERE, False),
     "reads a disk": Attack(
         "import os, stat\nfor n in os.listdir('/dev'):\n"

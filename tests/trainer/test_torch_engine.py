@@ -150,6 +150,26 @@ def test_other_sequences_change_no_id_and_no_bit_of_a_logprob(family: str, threa
     torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "biased"])
+def test_whole_batches_give_the_models_logprobs_whatever_is_beside(family: str) -> None:
+    model = tiny_models.load_model(family)
+
+    async def check(requests: list[tuple[int, int, Sampling]]) -> None:
+        async with TorchEngine(model, max_sequences=5, deterministic=False) as engine:
+            generations = await _generate_all(engine, requests)
+        for (seed, length, sampling), generation in zip(requests, generations, strict=True):
+            prompt = tiny_models.random_prompt(length, seed=seed)
+            expected = tiny_models.compute_logprobs(model, prompt, generation.ids, sampling.temperature or 1.0)
+            assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+
+    @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(st.lists(REQUEST, min_size=1, max_size=9))
+    def run(requests: list[tuple[int, int, Sampling]]) -> None:
+        anyio.run(check, requests)
+
+    run()
+
+
 async def test_long_prompts_are_prefilled_in_chunks_next_to_decoding() -> None:
     model = tiny_models.load_model("qwen2", seed=2)
     async with TorchEngine(model, max_sequences=4) as engine:

@@ -136,11 +136,10 @@ def _name_unwritten(folder: Path, channel: LeaderChannel) -> str:
 class LeadUpdater(PolicyUpdater):
     """The updater on rank 0."""
 
-    def __init__(self, policy: LeadPolicy, algorithm: AlgorithmSettings, *, exact: bool, temperature: float) -> None:
+    def __init__(self, policy: LeadPolicy, algorithm: AlgorithmSettings, **options: Any) -> None:
         self._channel = policy.channel
-        options = {"exact": exact, "temperature": temperature}
         with self._channel.command("updater", {"algorithm": algorithm.model_dump(mode="json"), **options}):
-            super().__init__(policy, algorithm, exact=exact, temperature=temperature)
+            super().__init__(policy, algorithm, **options)
 
     def train_step(self, train_batch: TrainBatch) -> dict[str, float]:
         with self._channel.command("train_step", content=write_batch(train_batch)):

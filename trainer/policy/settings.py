@@ -84,9 +84,6 @@ class UpdateSettings(FrozenModel):
     micro_batch_tokens: PositiveInt = 8192
     """Tokens of a micro-batch, of which a prefix that rollouts share counts once and an eighth for each further one;
     gradients are accumulated over micro-batches. A longer rollout is alone in one."""
-    threads: PositiveInt | None = None
-    """Threads of an update on a CPU. By default as many as are measured at the start to pay, and 1 for a model below 20
-    million parameters; with 1, a resumed run is the same to the last bit on any machine."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass, which is slower but saves much memory."""
     logits_chunk: PositiveInt = 1024

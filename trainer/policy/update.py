@@ -17,6 +17,7 @@ from trainer.algorithms.named_algorithms import ALGORITHMS
 from trainer.algorithms.packing import Batch, BatchRow
 from trainer.algorithms.settings import AlgorithmSettings, Estimator
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
+from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.policy.critic import Critic
 from trainer.policy.logprobs import LogprobSource
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
@@ -25,7 +26,6 @@ from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
 from trainer.policy.settings import PolicyError
-from trainer.policy.update_threads import choose_threads, use_threads
 
 
 @torch.no_grad()
@@ -169,6 +169,7 @@ class PolicyUpdater:
         exact: bool,
         reference: LogprobSource | None = None,
         temperature: float = 1.0,
+        deterministic: bool | None = None,
     ) -> None:
         """`exact`: whether the engine claims exact logprobs; `temperature`: what it samples with."""
         if algorithm.credit.kind == "gae" and policy.critic is None:
@@ -188,7 +189,7 @@ class PolicyUpdater:
         self._passes, self._passed_tokens, self._total_passes = 0, 0, 0
         self.pending_notes: list[str] = []
         """Messages for the operator that are not yet printed."""
-        self._threads = self._choose_threads()
+        self._threads = 1 if deterministic else self._choose_threads()
         self.last_rows: tuple[BatchRow, ...] = ()
         """All rows of the latest batch with their advantages, including those without a gradient."""
         self.last_trained: tuple[BatchRow, ...] = ()
@@ -196,16 +197,12 @@ class PolicyUpdater:
 
     def _choose_threads(self) -> int:
         """The threads of an update; a rank and a process with a GPU have one."""
-        policy, given = self._policy, self._policy.settings.threads
+        policy = self._policy
         if self._ranks.size > 1 or policy.device.type != "cpu":
             return torch.get_num_threads()
-        if given is not None:
-            return given
-        embedding: Any = policy.model.get_input_embeddings()
-        width = int(embedding.weight.shape[1])
-        threads = choose_threads(policy.model.num_parameters(), width)
+        threads = choose_threads(policy.model)
         if threads > 1:
-            self.pending_notes.append(f"updates use {threads} threads, which are faster here (`update.threads`)")
+            self.pending_notes.append(f"updates use {threads} threads, which are faster here")
         return threads
 
     def train_step(self, train_batch: TrainBatch) -> dict[str, float]:

@@ -157,6 +157,10 @@ class BaseRolloutSettings(RunSections):
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of products in the engine `torch`. `auto` is bfloat16 for a model of 100 million parameters and more on
     a CPU that is measured to be faster with it, else float32, whose logprobs are exactly the trainer's."""
+    deterministic: bool | None = None
+    """Compute so that a replay, and a resumed run, are the same to the last bit: in the engine `torch`, products whose
+    shape does not depend on the rest of the batch, and one thread. By default for models below 20 million parameters,
+    where it costs little; above, whole batches and as many threads as are measured to pay."""
     serving: ServingSettings = ServingSettings()
     stepper: str | None = None
     """A plug-in that runs between two turns instead of tools and feedback: `module:name`, or `folder/plugins.py:name`.

@@ -187,7 +187,10 @@ def _replay_updates(
         mismatch = corrections[max(starts)] if starts else algorithm.mismatch
         if updater is None or mismatch != algorithm.mismatch:
             algorithm = algorithm.model_copy(update={"mismatch": mismatch})
-            updater = PolicyUpdater(policy, algorithm, exact=exact, temperature=job.settings.sampling.temperature)
+            temperature, deterministic = job.settings.sampling.temperature, job.settings.deterministic
+            updater = PolicyUpdater(
+                policy, algorithm, exact=exact, temperature=temperature, deterministic=deterministic
+            )
         groups = list(_recorded_groups(job, recorded[number]))
         batch = build_train_batch(groups, algorithm, job.token_weight_fn, number - 1)
         metrics = updater.train_step(batch) if groups else EMPTY

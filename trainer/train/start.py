@@ -253,7 +253,13 @@ def _make_updater(policy: Policy, settings: TrainSettings, engine: Capabilities,
 
         make = LeadUpdater
     algorithm = correct_mismatch(settings.algorithm, engine)
-    updater: PolicyUpdater = make(policy, algorithm, exact=engine.is_exact, temperature=settings.sampling.temperature)
+    updater: PolicyUpdater = make(
+        policy,
+        algorithm,
+        exact=engine.is_exact,
+        temperature=settings.sampling.temperature,
+        deterministic=settings.deterministic,
+    )
     return updater
 
 

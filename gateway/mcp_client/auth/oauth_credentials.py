@@ -20,9 +20,10 @@ from gateway.config.server_auth import OAuth
 from gateway.mcp_client.auth.auth_command import CommandCredentials
 from gateway.mcp_client.auth.credentials import AuthError, Challenge, Credentials
 from gateway.mcp_client.auth.discovery import Authorization, discover
-from gateway.mcp_client.auth.oauth_http import GetClient, OAuthHttp, quote_text
+from gateway.mcp_client.auth.oauth_http import OAuthHttp, quote_text
 from gateway.mcp_client.auth.token_file import Login, TokenFile, Tokens
 from gateway.mcp_client.auth.token_requests import RefusedGrant, refresh, request_client_credentials
+from gateway.mcp_client.http_client import GetClient
 
 EXPIRY_MARGIN_S = 30.0
 """Tokens are refreshed this long before they expire."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -19,6 +19,7 @@ import httpx2
 from gateway.config.server_auth import LOOPBACK_HOSTS
 from gateway.mcp_client.auth.credentials import AuthError
 from gateway.mcp_client.flood_limits import ADDRESSES
+from gateway.mcp_client.http_client import GetClient, same_origin
 from gateway.sandbox.host_rules import embedded_addresses, parse_address
 
 REQUEST_S = 15.0
@@ -26,7 +27,6 @@ REQUEST_S = 15.0
 MAX_ANSWER_BYTES = 256 * 1024
 _MAX_REDIRECTS = 3
 _MAX_QUOTE = 200
-GetClient = Callable[[str], Awaitable[httpx2.AsyncClient]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class OAuthHttp:
         target = httpx2.URL(self.check_url(url, purpose))
         for _ in range(_MAX_REDIRECTS):
             answer, redirect = await self._send("GET", target, {}, None, purpose)
-            if redirect is None or _origin(redirect) != _origin(target):
+            if redirect is None or not same_origin(redirect, target):
                 return answer
             target = redirect
         return answer
@@ -187,7 +187,3 @@ def _parse(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         return None
-
-
-def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port

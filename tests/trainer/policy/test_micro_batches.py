@@ -1,4 +1,4 @@
-"""Micro-batches: a shared prefix counts once, groups stay together where they fit; and the threads of an update."""
+"""Micro-batches: a shared prefix counts once, groups stay together where they fit; and torch's threads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.policy import update_threads
+from tests.trainer import tiny_models
+from trainer.engine.torch import threads as torch_threads
+from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.policy.microbatch import shared_cost, split_micro_batches
-from trainer.policy.update_threads import choose_threads, use_threads
 
 
 def split(ids: list[tuple[int, ...]], groups: list[int], most: int) -> list[tuple[int, int]]:
@@ -29,15 +30,18 @@ def test_each_row_is_in_one_micro_batch_that_fits(rows: list[tuple[int, list[int
 
 
 def test_threads_are_used_where_they_are_measured_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_threads.os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(torch_threads.os, "sched_getaffinity", lambda _: range(4))
     for seconds, chosen in (
         ({1: 4.0, 2: 2.0, 4: 1.0}, 4),
         ({1: 4.0, 2: 2.0, 4: 3.0}, 2),
         ({1: 1.0, 2: 0.9, 4: 2.0}, 1),
     ):
-        monkeypatch.setattr(update_threads, "_measure", lambda count, _, seconds=seconds: seconds[count])
-        assert choose_threads(10**9, 64) == chosen
-        assert choose_threads(170_000, 64) == 1
+        monkeypatch.setattr(torch_threads, "_measure", lambda count, _, seconds=seconds: seconds[count])
+        model = tiny_models.load_model()
+        monkeypatch.setattr(torch_threads, "MIN_PARAMETERS", 0)
+        assert choose_threads(model) == chosen
+        monkeypatch.undo()
+        assert choose_threads(model) == 1
 
 
 def test_threads_are_those_of_before_after_the_block() -> None:

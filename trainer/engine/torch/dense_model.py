@@ -1,9 +1,12 @@
 """The embedded engine's model for Llama, Qwen2, Qwen3 and Qwen-VL: their layers, computed for continuous batching.
 
-The same ids give the same bits whatever else is in the batch: every product has a fixed shape (a tile of rows in the
-layers, a query against a page in attention), so the size of the batch changes only the number of products. This holds
-for float32 on a CPU with one or two threads. With more threads, torch may round an activation differently at the border
-of two threads' shares, by about 1e-6 in a logprob; on a GPU it is untested.
+If `deterministic`, the same ids give the same bits whatever else is in the batch: every product has a fixed shape (a
+tile of rows in the layers, a query against a page in attention), so the size of the batch changes only the number of
+products. This holds for float32 on a CPU with one or two threads. With more threads, torch may round an activation
+differently at the border of two threads' shares, by about 1e-6 in a logprob; on a GPU it is untested.
+
+Otherwise each product takes the whole batch, and attention all positions at once, which is up to twice as fast for a
+model of 135 million parameters; rounding then depends on the batch, by less than 1e-4 in a logprob.
 """
 
 from __future__ import annotations
@@ -59,11 +62,11 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
 class DenseModel:
     """A text model's weights, copied or shared with the trainer, and the computation of its layers.
 
-    With `bfloat16`, matrices and their products are in bfloat16, in one product for the whole batch, so that rounding
-    depends on it; everything else is computed as without.
+    With `bfloat16`, matrices and their products are in bfloat16, and nothing is deterministic; everything else is
+    computed as without.
     """
 
-    def __init__(self, model: PreTrainedModel, holding: Holding = "copied") -> None:
+    def __init__(self, model: PreTrainedModel, holding: Holding = "copied", *, deterministic: bool = True) -> None:
         config, state = model.config.get_text_config(decoder=True), model.state_dict()
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, size, model.dtype, model.device)
@@ -75,6 +78,7 @@ class DenseModel:
         self._rotation_table: Rotation = (torch.empty(0), torch.empty(0))
         self._weights = FusedWeights(_fused_names(model, config, state), state, holding)
         self._layers = self._make_layers()
+        self._tile = TILE if deterministic and holding != "bfloat16" else 1
         self.is_exact = self.shape.dtype is torch.float32 and holding != "bfloat16"
         self.notes: tuple[str, ...] = (BFLOAT16_NOTE,) if holding == "bfloat16" else ()
 
@@ -86,8 +90,8 @@ class DenseModel:
         return [_Layer(self._weights, index) for index in range(self.shape.layers)]
 
     def __call__(self, chunks: Sequence[Chunk], kv_cache: KVCache) -> Tensor:
-        plan = AttentionPlan(chunks, self.shape)
-        padding = -plan.count % TILE
+        plan = AttentionPlan(chunks, self.shape, in_pages=self._tile > 1)
+        padding = -plan.count % self._tile
         ids = torch.tensor([token for chunk in chunks for token in chunk.ids] + [0] * padding, device=self.shape.device)
         rotation = self._look_up_rotation(max(chunk.end for chunk in chunks), F.pad(plan.positions, (0, padding)))
         return self._run_layers(self._embed(ids), rotation, plan, kv_cache)
@@ -110,9 +114,9 @@ class DenseModel:
             if index < len(deepstack):
                 x = x + deepstack[index]
         ends = [end - 1 for _, end in pairwise(plan.offsets)]
-        last = torch.tensor(ends + [0] * (-len(ends) % TILE), device=self.shape.device)
+        last = torch.tensor(ends + [0] * (-len(ends) % self._tile), device=self.shape.device)
         hidden = self._norm(x[last], self._weights["norm"])
-        return _linear(hidden, (self._head,))[: len(ends)]
+        return self._linear(hidden, (self._head,))[: len(ends)]
 
     @property
     def _head(self) -> Tensor:
@@ -124,7 +128,7 @@ class DenseModel:
     ) -> Tensor:
         plan, kv_layer = plan_and_cache
         heads, size = self.shape.heads, self.shape.head_dim
-        qkv = _linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, size)
+        qkv = self._linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, size)
         rotated, values = qkv[:, :-heads], qkv[:, -heads:]
         if layer.head_norms is not None:
             rotated = self._norm(rotated, layer.head_norms.view(-1, size))
@@ -132,11 +136,30 @@ class DenseModel:
         kv_layer[0, plan.slots, :, plan.positions] = rotated[: plan.count, -heads:]
         kv_layer[1, plan.slots, :, plan.positions] = values[: plan.count]
         output = attend(rotated[: plan.count, :-heads], kv_layer, plan)
-        return _linear(F.pad(output, (0, 0, 0, len(x) - plan.count)), layer.out, layer.out_bias, x)
+        return self._linear(F.pad(output, (0, 0, 0, len(x) - plan.count)), layer.out, layer.out_bias, x)
 
     def _mlp(self, x: Tensor, layer: _Layer) -> Tensor:
-        gate, up = _linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        return _linear(F.silu(gate) * up, layer.down, layer.down_bias, x)
+        gate, up = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        return self._linear(F.silu(gate) * up, layer.down, layer.down_bias, x)
+
+    def _linear(
+        self, x: Tensor, matrices: tuple[Tensor, ...], bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """A linear layer, in tiles of a fixed shape or in one product, added to `residual` if given."""
+        if len(matrices) > 1:
+            result = torch.cat([self._linear(x, (matrix,)) for matrix in matrices], dim=-1)
+        elif self._tile == 1:
+            result = F.linear(x.to(matrices[0].dtype), matrices[0]).to(x.dtype)
+        else:
+            left = x.view(-1, self._tile, x.shape[-1])
+            right = matrices[0].t().expand(len(left), -1, -1)
+            if residual is None:
+                result = torch.bmm(left, right).view(len(x), -1)
+            else:
+                result = torch.baddbmm(residual.view(*left.shape[:2], -1), left, right).view(len(x), -1)
+                residual = None
+        result = result if residual is None else residual + result
+        return result if bias is None else result + bias
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         x_float = x.float()
@@ -177,27 +200,6 @@ class _Layer:
         self.down, self.down_bias = matrices("down"), find("down.bias")
 
 
-def _linear(
-    x: Tensor, matrices: tuple[Tensor, ...], bias: Tensor | None = None, residual: Tensor | None = None
-) -> Tensor:
-    """A linear layer in tiles of a fixed shape, added to `residual` if given."""
-    if len(matrices) > 1:
-        result = torch.cat([_linear(x, (matrix,)) for matrix in matrices], dim=-1)
-        return result if bias is None else result + bias
-    weight, tiles = matrices[0], len(x) // TILE
-    if weight.dtype != x.dtype:
-        result = F.linear(x.to(weight.dtype), weight).to(x.dtype)
-        result = result if residual is None else residual + result
-        return result if bias is None else result + bias
-    right = weight.t().expand(tiles, -1, -1)
-    left = x.view(tiles, TILE, -1)
-    if residual is not None:
-        result = torch.baddbmm(residual.view(tiles, TILE, -1), left, right).view(len(x), -1)
-        return result if bias is None else result + bias
-    result = torch.bmm(left, right).view(len(x), -1)
-    return result if bias is None else result + bias
-
-
 def _fused_names(model: PreTrainedModel, config: object, state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
     """The engine's tensor names, each with the model's tensors that are concatenated."""
     prefix = "model.language_model." if hasattr(model.model, "language_model") else "model."
@@ -229,8 +231,15 @@ def _fused_names(model: PreTrainedModel, config: object, state: Mapping[str, Ten
 class DenseVisionModel(DenseModel):
     """A dense model with its vision encoder. Images are encoded one by one, so the batch does not affect features."""
 
-    def __init__(self, model: PreTrainedModel, family: VisionFamily, holding: Holding = "copied") -> None:
-        super().__init__(model, holding)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        family: VisionFamily,
+        holding: Holding = "copied",
+        *,
+        deterministic: bool = True,
+    ) -> None:
+        super().__init__(model, holding, deterministic=deterministic)
         self._family = family
         self._encoder = copy.deepcopy(model.get_submodule(family.vision_module)).train(False)
         self._features: OrderedDict[str, ImageFeatures] = OrderedDict()
@@ -247,8 +256,8 @@ class DenseVisionModel(DenseModel):
     def __call__(self, chunks: Sequence[Chunk], kv_cache: KVCache) -> Tensor:
         if not any(chunk.prepared for chunk in chunks):
             return super().__call__(chunks, kv_cache)
-        plan = AttentionPlan(chunks, self.shape)
-        padding = -plan.count % TILE
+        plan = AttentionPlan(chunks, self.shape, in_pages=self._tile > 1)
+        padding = -plan.count % self._tile
         ids = [max(token, 0) for chunk in chunks for token in chunk.ids] + [0] * padding
         x = self._embed(torch.tensor(ids, device=self.shape.device))
         deepstack = self._insert_features(chunks, x)

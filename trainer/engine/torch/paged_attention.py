@@ -1,4 +1,5 @@
-"""Attention over the KV cache, page by page, in products whose shape does not depend on the rest of the batch."""
+"""Attention over the KV cache: page by page, in products whose shape does not depend on the rest of the batch, or over
+all positions at once."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from trainer.engine.torch.kv_cache import PAGE_SIZE, Chunk, KVShape
 
@@ -21,18 +23,22 @@ class QueryGroup:
 
     tokens: slice
     slots: slice
-    pages: int
+    length: int
+    """Positions of a slot that any of them attends to; a multiple of the page's size if `in_pages`."""
     bias: Tensor
     """Minus infinity where a query must not attend. Axes: query and key-value head, query head in that, position."""
     is_per_query: bool
     """Each query has a slot of its own, or its own copy of a short one; otherwise all queries share one slot."""
+    in_pages: bool
+    """Computed page by page, rather than over all positions at once."""
 
 
 class AttentionPlan:
     """Which queries attend to which slots in a step; computed once for all layers."""
 
-    def __init__(self, chunks: Sequence[Chunk], shape: KVShape) -> None:
+    def __init__(self, chunks: Sequence[Chunk], shape: KVShape, *, in_pages: bool = True) -> None:
         device = shape.device
+        self._in_pages = in_pages
         self.offsets = list(accumulate((len(chunk.ids) for chunk in chunks), initial=0))
         self.count = self.offsets[-1]
         positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
@@ -43,16 +49,18 @@ class AttentionPlan:
     def _group(self, chunks: Sequence[Chunk], span: slice, shape: KVShape) -> QueryGroup:
         grouped = chunks[span]
         tokens = slice(self.offsets[span.start], self.offsets[span.stop])
-        pages = -(-max(chunk.end for chunk in grouped) // PAGE_SIZE)
+        length = max(chunk.end for chunk in grouped)
+        if self._in_pages:
+            length = -(-length // PAGE_SIZE) * PAGE_SIZE
         positions = self.positions[tokens]
-        masked = torch.arange(pages * PAGE_SIZE, device=shape.device) > positions[:, None]
+        masked = torch.arange(length, device=shape.device) > positions[:, None]
         bias = torch.zeros(masked.shape, dtype=shape.dtype, device=shape.device).masked_fill_(masked, -torch.inf)
         copied = bias.numel() * shape.heads * shape.head_dim
-        is_per_query = len(grouped[0].ids) == 1 or copied <= MAX_COPIED_NUMBERS
-        if is_per_query:
+        is_per_query = len(grouped[0].ids) == 1 or (self._in_pages and copied <= MAX_COPIED_NUMBERS)
+        if is_per_query and self._in_pages:
             bias = bias.repeat_interleave(shape.heads, dim=0)
         slots = slice(grouped[0].slot, grouped[-1].slot + 1)
-        return QueryGroup(tokens, slots, pages, bias[:, None], is_per_query)
+        return QueryGroup(tokens, slots, length, bias[:, None], is_per_query, self._in_pages)
 
 
 def _group_chunks(chunks: Sequence[Chunk]) -> Iterator[slice]:
@@ -73,18 +81,27 @@ def attend(queries: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
     heads = kv_layer.shape[2]
     by_head = queries.view(len(queries), heads, -1, size)
     outputs = [
-        (_attend_per_query if group.is_per_query else _attend_shared)(
-            by_head[group.tokens], kv_layer[:, group.slots], group
-        )
+        _attend_group(by_head[group.tokens], kv_layer[:, group.slots, :, : group.length], group)
         for group in plan.groups
     ]
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return joined.view(len(queries), -1)
 
 
+def _attend_group(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tensor:
+    if group.in_pages:
+        return (_attend_per_query if group.is_per_query else _attend_shared)(queries, kv_slots, group)
+    keys, values = kv_slots
+    if group.is_per_query:
+        return F.scaled_dot_product_attention(queries, keys, values, group.bias[:, None]).flatten(2)
+    by_head = queries.permute(1, 2, 0, 3).flatten(0, 1)[None]
+    output = F.scaled_dot_product_attention(by_head, keys, values, group.bias[:, 0], enable_gqa=True)
+    return output[0].transpose(0, 1).reshape(*queries.shape[:2], -1)
+
+
 def _attend_per_query(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tensor:
     count, heads, per_head, size = queries.shape
-    keys, values = kv_slots[..., : group.pages * PAGE_SIZE, :].expand(-1, count, -1, -1, -1).flatten(1, 2)
+    keys, values = kv_slots.expand(-1, count, -1, -1, -1).flatten(1, 2)
     return _attend_pages(queries.reshape(-1, per_head, size), keys, values, group).view(count, heads, -1)
 
 
@@ -97,11 +114,11 @@ def _attend_shared(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tens
 
 
 def _attend_pages(queries: Tensor, keys: Tensor, values: Tensor, group: QueryGroup) -> Tensor:
-    if len(queries) == 1:  # A single product is split among threads, several are distributed: rounding would differ.
+    if len(queries) == 1:  # A single product is split among threads, and would be rounded otherwise.
         queries, keys, values = (tensor.expand(2, -1, -1) for tensor in (queries, keys, values))
         return _attend_pages(queries, keys, values, group)[:1]
     scale = queries.shape[-1] ** -0.5
-    pages = [slice(start, start + PAGE_SIZE) for start in range(0, group.pages * PAGE_SIZE, PAGE_SIZE)]
+    pages = [slice(start, start + PAGE_SIZE) for start in range(0, group.length, PAGE_SIZE)]
     scores = [torch.baddbmm(group.bias[..., page], queries, keys[:, page].mT, alpha=scale) for page in pages]
     weights = (scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)).float().softmax(-1).to(queries.dtype)
     output = torch.bmm(weights[..., :PAGE_SIZE], values[:, :PAGE_SIZE])

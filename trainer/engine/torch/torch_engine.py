@@ -17,6 +17,7 @@ from trainer.engine.torch.continuous_batch import ContinuousBatch
 from trainer.engine.torch.dense_model import DenseModel, DenseVisionModel, unsupported_reason
 from trainer.engine.torch.kv_cache import ModelRunner
 from trainer.engine.torch.sequence import Decode, SequenceState
+from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.engine.torch.weights import Holding
 from trainer.vision.image_processor import ImageProcessor, PreparedPrompt, VisionError
 from trainer.worker_thread import WorkerThread
@@ -35,9 +36,10 @@ class TorchEngine:
 
     Up to `max_sequences` are generated at once; the KV cache has room for that many of the longest one, and the prefix
     cache takes `cache_bytes` more. `decode` is needed only for stop strings, `image_processor` only for images.
+    If it is `deterministic`, a sequence does not depend on those beside it to the last bit; else it is faster.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is chosen about an engine
         self,
         model: PreTrainedModel,
         *,
@@ -46,6 +48,7 @@ class TorchEngine:
         max_sequences: int = 64,
         cache_bytes: int = CACHE_BYTES,
         holding: Holding = "copied",
+        deterministic: bool = True,
     ) -> None:
         reason = unsupported_reason(model)
         if reason:
@@ -53,9 +56,9 @@ class TorchEngine:
 
             self._model: ModelRunner = HFModel(model, reason)
         elif image_processor:
-            self._model = DenseVisionModel(model, image_processor.family, holding)
+            self._model = DenseVisionModel(model, image_processor.family, holding, deterministic=deterministic)
         else:
-            self._model = DenseModel(model, holding)
+            self._model = DenseModel(model, holding, deterministic=deterministic)
         self._image_processor = None if reason else image_processor
         self._batch = ContinuousBatch(self._model, max_sequences, cache_bytes, decode)
         self._decode = decode
@@ -63,6 +66,7 @@ class TorchEngine:
         self._is_open = False
         self._step_lock = anyio.Lock()
         self._thread = WorkerThread("engine")
+        self._threads = 1 if deterministic or model.device.type != "cpu" else choose_threads(model)
         self._has_work = anyio.Event()
         self._is_paused = False
         self._shares = holding == "shared" and not reason
@@ -211,13 +215,17 @@ class TorchEngine:
 
     async def _run_steps(self) -> None:
         try:
-            finished = await self._thread.run(self._batch.run_steps)
+            finished = await self._thread.run(self._compute_steps)
             for sequence in self._batch.sequences:
                 sequence.report_ids()
             self._finish(finished)
         except Exception as error:  # boundary: a model's code may raise anything; it fails the running sequences only
             engine_error = _to_engine_error(error)
             self._batch.reset(lambda sequence: self._finish([sequence], engine_error))
+
+    def _compute_steps(self) -> list[SequenceState]:
+        with use_threads(self._threads):
+            return self._batch.run_steps()
 
     @asynccontextmanager
     async def _between_steps(self) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Threads of an update on a CPU: as many as are measured to pay. An engine keeps one, on which its exactness rests."""
+"""Threads of torch on a CPU: as many as are measured to pay."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 MIN_PARAMETERS = 20_000_000
-"""Smaller models are slower with several threads."""
+"""Smaller models are slower with several threads, and lose little by being deterministic."""
 MIN_GAIN = 1.4
 """Threads are used if products are so many times faster with them."""
 ROWS, FACTOR, TRIES = 512, 4, 9
 
 
-def choose_threads(parameters: int, width: int) -> int:
-    """The threads for a model of this size and width, by products of its shape; takes a tenth of a second."""
+def choose_threads(model: PreTrainedModel) -> int:
+    """The threads for a model, by products of its width; takes a tenth of a second."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if parameters < MIN_PARAMETERS or cores == 1:
+    if model.num_parameters() < MIN_PARAMETERS or cores == 1:
         return 1
+    embedding: Any = model.get_input_embeddings()
+    width = int(embedding.weight.shape[1])
     counts = sorted({1, max(2, cores // 2), cores})
     seconds = {count: _measure(count, width) for count in counts}
     fastest = min(counts, key=lambda count: seconds[count])
