@@ -88,7 +88,7 @@ PLUGIN_IMPORTS = {
     "mcp": (),
     "starlette": ("agents/", "sandboxes/", "web/"),
     "uvicorn": ("agents/", "sandboxes/", "web/"),
-    "tokenizers": ("demo/", "web/"),
+    "tokenizers": ("demo/", "web/", "verl/conversions"),
     "websockets": ("environments/",),
     "yaml": ("cluster/",),
     "ray": (),  # looked up by name where it is installed: it has an environment of its own in tests

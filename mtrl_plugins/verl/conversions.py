@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from gateway.feedback.base import plain_text
 from mtrl_plugins.scripts import conversions as shared
 from mtrl_plugins.scripts.conversions import file_list, load_rows
@@ -443,6 +441,8 @@ def check_truncation(value: Any, config: SourceConfig) -> None:
     folder, limit = Path(str(model)).expanduser(), max_prompt_tokens(config)
     if rows is None or not (folder / "tokenizer.json").is_file():
         return
+    from tokenizers import Tokenizer  # only configurations that truncate need it
+
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     for index in range(min(len(rows), MAX_CHECKED_ROWS)):
         prompt = rows[index].get(config["data.prompt_key"]) or ""
