@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.feedback.base import plain_text
+from gateway.plural import format_count
 from mtrl_plugins.scripts import conversions as shared
 from mtrl_plugins.scripts.conversions import file_list, load_rows
 from mtrl_plugins.scripts.key_table import KeyTable, SourceConfig, UnsupportedValue, parse_count, parse_number
@@ -363,7 +364,7 @@ def steps(value: Any, config: SourceConfig) -> int:
         raise UnsupportedValue(problem, "write `trainer.total_training_steps=N`", "trainer.total_training_steps")
     if len(rows) < batch:
         raise UnsupportedValue(
-            f"{batch} prompts per step are more than the {len(rows)} rows",
+            f"{batch} prompts per step are more than the data has ({format_count(len(rows), 'row')})",
             "write a smaller data.train_batch_size",
             "data.train_batch_size",
         )
