@@ -142,7 +142,29 @@ def test_third_party_packages_are_imported_only_where_allowed(package: str, impo
     assert outside == []
 
 
-LAYERS = (
+GATEWAY_LAYERS = (
+    ("types", "errors", "version", "bounded_json", "large_json", "disk_errors", "policy_text", "process_exit"),
+    ("json_log", "plural"),
+    ("import_hook", "relative_imports", "loop_watchdog", "schema_budget", "server_start", "web", "config.base"),
+    ("line_file", "plugins", "process", "schema", "toolset", "user_code"),
+    ("await_user_code", "config.sections", "gateway_journal", "plugin_commands", "session_protocols", "state", "wire"),
+    ("sandbox.host_rules", "sandbox.sandbox_layout", "sandbox.provider_settings", "sandbox.sandbox_environment"),
+    ("sandbox.sandbox_settings",),
+    ("sandbox.sandbox_paths",),
+    ("config",),
+    ("elicitation", "media", "truncate"),
+    ("chat_messages", "limits", "terminal"),
+    ("sandbox", "tool_table"),
+    ("native",),
+    ("argument_checks", "feedback", "mcp_client"),
+    ("build", "isolation_check", "session"),
+    ("client", "gateway", "login", "tracing"),
+    ("check", "http", "tape"),
+    ("mcp_server",),
+    ("serving",),
+    ("cli",),
+)
+TRAINER_LAYERS = (
     ("ledger", "parse", "worker_thread", "load_plugin", "finding", "pretrained"),
     ("rollout.task", "rollout.rollout", "storage", "vision", "engine", "template"),
     ("rollout.run_part",),
@@ -158,24 +180,26 @@ LAYERS = (
     ("train",),
     ("cli",),
 )
-"""The trainer's layers, lowest first: a module imports only from its own layer and from those below it."""
+LAYERS = {"gateway": GATEWAY_LAYERS, "trainer": TRAINER_LAYERS}
+"""Layers, lowest first: a module imports only from its own layer and from those below it."""
 
 
 def layer(module: str) -> int:
     """The layer of `trainer.a.b`: that of `a.b` where it has one of its own, else that of `a`."""
-    level = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
-    package, _, rest = module.removeprefix("trainer.").partition(".")
+    house, _, inside = module.partition(".")
+    level = {room: height for height, rooms in enumerate(LAYERS[house]) for room in rooms}
+    package, _, rest = inside.partition(".")
     return level.get(f"{package}.{rest}", level[package])
 
 
-def test_trainer_modules_import_only_from_their_own_layer_or_below() -> None:
+@pytest.mark.parametrize("house", LAYERS)
+def test_modules_import_only_from_their_own_layer_or_below(house: str) -> None:
     upward = [
         f"{name(file)} imports {module}"
-        for file in MODULES["trainer"]
+        for file in MODULES[house]
         if name(file) != "__init__.py"
         for module in imports(file)
-        if module.startswith("trainer.")
-        and layer(module) > layer(f"trainer.{name(file).removesuffix('.py').replace('/', '.')}")
+        if module.startswith(f"{house}.") and layer(module) > layer(module_of(file))
     ]
     assert upward == []
 

@@ -33,7 +33,7 @@ def export(
         bool, typer.Option("--trust-remote-code", help="Run Python code of this folder and of --model's.")
     ] = False,
 ) -> None:
-    """Write a trained model as a Hugging Face folder: weights, configuration, tokenizer, chat template.
+    """Write a trained model as a Hugging Face folder: weights, configuration, tokenizer, chat template, model card.
 
     mtrl-train export runs/NAME --out models/mine                     the latest checkpoint of a run
 
