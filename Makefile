@@ -87,7 +87,7 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 
 .fastmcp-peers/installed:  # FastMCP 4, which needs another release of mcp
 	$(PYTHON) -m venv .fastmcp-peers
-	.fastmcp-peers/bin/python -m pip install --quiet --disable-pip-version-check fastmcp==4.1.2
+	.fastmcp-peers/bin/python -m pip install --quiet --disable-pip-version-check fastmcp==4.2.3
 	@touch $@
 
 .gym-peers/installed:  # Gymnasium, whose environments tests play in an interpreter of their own

@@ -60,12 +60,22 @@ def trl(*, install: bool = True) -> Peer:
     return _find_or_install("TRL", _install_trl, install)
 
 
+def newest_release(package: str) -> str | None:
+    """The newest release that the package index serves; None if none can be reached."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--retries", "1", "--timeout", "15", package]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+    found = re.match(r"\S+ \(([^)]+)\)", done.stdout)
+    return found[1] if found else None
+
+
 def _find_or_install(name: str, installer: Callable[[Path], Peer], install: bool) -> Peer:
+    """What is installed, unless the index serves a newer release."""
     home = ENVIRONMENTS / name.lower()
     record = home / "peer.json"
     if record.exists():
         values = {"name": name} | json.loads(record.read_text())
-        return Peer(**{**values, "relaxed": tuple(values["relaxed"])})
+        if not install or newest_release(name.lower()) in (None, values["version"]):
+            return Peer(**{**values, "relaxed": tuple(values["relaxed"])})
     if not install:
         return Peer(name, problem="not installed here yet")
     try:

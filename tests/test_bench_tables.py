@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
+from bench.peers import newest_release
 from bench.readme import PAGES, README, filled, results
 
 
@@ -34,5 +38,26 @@ def test_cost_targets_are_met_but_for_those_that_the_results_page_names() -> Non
     promises = [line for line in report.splitlines() if line.endswith(("| met |", "| **missed** |"))]
     missed = [line.split("|")[1].partition(":")[0].strip() for line in promises if "missed" in line]
     assert len(promises) >= 8
-    assert set(missed) <= {"mtrl, REST (native)", "mtrl, REST (stdio)"}
+    fronts = {f"mtrl, MCP ({behind})" for behind in ("native", "stdio", "http")}
+    assert set(missed) <= {"mtrl, REST (native)", "mtrl, REST (stdio)", *fronts}
     assert [name for name in missed if f"`{name}`" not in page] == []
+
+
+@cache
+def newest_fastmcp() -> Version:
+    newest = newest_release("fastmcp")
+    if newest is None:
+        pytest.skip("no package index can be reached")
+    return Version(newest)
+
+
+@pytest.mark.parametrize("file", ["Makefile", "README.md"])
+def test_fastmcp_is_at_most_one_minor_release_behind_the_newest(file: str) -> None:
+    """The pin of the tests, and the release that the published ratios name."""
+    text = (README.parent / file).read_text()
+    found = re.search(r"fastmcp==([\d.]+)|FastMCP (\d[\d.]*\d)", text)
+    assert found is not None
+    used, newest = Version(found[1] or found[2]), newest_fastmcp()
+    assert used.major == newest.major and newest.minor - used.minor <= 1, (
+        f"{used} of {newest}: `make bench`, and a new pin"
+    )

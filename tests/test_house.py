@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -88,7 +89,7 @@ PLUGIN_IMPORTS = {
     "mcp": (),
     "starlette": ("agents/", "sandboxes/", "web/"),
     "uvicorn": ("agents/", "sandboxes/", "web/"),
-    "tokenizers": ("demo/", "web/"),
+    "tokenizers": ("demo/", "web/", "verl/conversions"),
     "websockets": ("environments/",),
     "yaml": ("cluster/",),
     "ray": (),  # looked up by name where it is installed: it has an environment of its own in tests
@@ -141,7 +142,29 @@ def test_third_party_packages_are_imported_only_where_allowed(package: str, impo
     assert outside == []
 
 
-LAYERS = (
+GATEWAY_LAYERS = (
+    ("types", "errors", "version", "bounded_json", "large_json", "disk_errors", "policy_text", "process_exit"),
+    ("json_log", "plural"),
+    ("import_hook", "relative_imports", "loop_watchdog", "schema_budget", "server_start", "web", "config.base"),
+    ("line_file", "plugins", "process", "schema", "toolset", "user_code"),
+    ("await_user_code", "config.sections", "gateway_journal", "plugin_commands", "session_protocols", "state", "wire"),
+    ("sandbox.host_rules", "sandbox.sandbox_layout", "sandbox.provider_settings", "sandbox.sandbox_environment"),
+    ("sandbox.sandbox_settings",),
+    ("sandbox.sandbox_paths",),
+    ("config",),
+    ("elicitation", "media", "truncate"),
+    ("chat_messages", "limits", "terminal"),
+    ("sandbox", "tool_table"),
+    ("native",),
+    ("argument_checks", "feedback", "mcp_client"),
+    ("build", "isolation_check", "session"),
+    ("client", "gateway", "login", "tracing"),
+    ("check", "http", "tape"),
+    ("mcp_server",),
+    ("serving",),
+    ("cli",),
+)
+TRAINER_LAYERS = (
     ("ledger", "parse", "worker_thread", "load_plugin", "finding", "pretrained"),
     ("rollout.task", "rollout.rollout", "storage", "vision", "engine", "template"),
     ("rollout.run_part",),
@@ -157,24 +180,26 @@ LAYERS = (
     ("train",),
     ("cli",),
 )
-"""The trainer's layers, lowest first: a module imports only from its own layer and from those below it."""
+LAYERS = {"gateway": GATEWAY_LAYERS, "trainer": TRAINER_LAYERS}
+"""Layers, lowest first: a module imports only from its own layer and from those below it."""
 
 
 def layer(module: str) -> int:
     """The layer of `trainer.a.b`: that of `a.b` where it has one of its own, else that of `a`."""
-    level = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
-    package, _, rest = module.removeprefix("trainer.").partition(".")
+    house, _, inside = module.partition(".")
+    level = {room: height for height, rooms in enumerate(LAYERS[house]) for room in rooms}
+    package, _, rest = inside.partition(".")
     return level.get(f"{package}.{rest}", level[package])
 
 
-def test_trainer_modules_import_only_from_their_own_layer_or_below() -> None:
+@pytest.mark.parametrize("house", LAYERS)
+def test_modules_import_only_from_their_own_layer_or_below(house: str) -> None:
     upward = [
         f"{name(file)} imports {module}"
-        for file in MODULES["trainer"]
+        for file in MODULES[house]
         if name(file) != "__init__.py"
         for module in imports(file)
-        if module.startswith("trainer.")
-        and layer(module) > layer(f"trainer.{name(file).removesuffix('.py').replace('/', '.')}")
+        if module.startswith(f"{house}.") and layer(module) > layer(module_of(file))
     ]
     assert upward == []
 
@@ -294,6 +319,16 @@ def test_every_public_module_class_and_function_has_a_docstring() -> None:
 
 PRIVATE_WORDS = frozenset({"told", "said", "anew", "begun", "whoever", "eyes", "film", "films", "lesson"})
 """Words of an earlier vocabulary; docs/glossary.md has those that are used instead."""
+
+
+PLURALS = re.compile(r"""['"]s['"] ?(\[|\*|if)|else ['"]s['"]|\{len\([^{}]*\)\} (files|tools|rows|tasks|steps)\b""")
+
+
+def test_counts_in_messages_are_singular_or_plural_by_one_function() -> None:
+    files = [file for name in ("gateway", "trainer", "mtrl_plugins") for file in (ROOT / name).rglob("*.py")]
+    own = ROOT / "gateway/plural.py"
+    found = [file for file in files if file != own and PLURALS.search(file.read_text())]
+    assert not found and PLURALS.search(own.read_text()), found
 
 
 def test_names_are_the_glossarys_words() -> None:

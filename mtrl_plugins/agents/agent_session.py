@@ -273,6 +273,8 @@ class AgentSession:
         for kind in request.options.get("left_out", ()):  # Of tools at the provider.
             name = f"left_out_{kind[:40]}"
             self.counts[name if name in self.counts or len(self.counts) < MOST_COUNTS else "left_out"] += 1
+        if request.asked_form:
+            self.counts["asked_form"] += 1
         request = self._complete(request)
         prompt = await self._make_prompt(request)
         sampling = self._make_sampling(prompt, request)

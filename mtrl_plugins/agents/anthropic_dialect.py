@@ -15,6 +15,7 @@ from mtrl_plugins.agents.requests import (
     PolicyProblem,
     PolicyRequest,
     TurnStart,
+    asks_form,
     make_image,
     read_integer,
     read_list,
@@ -43,8 +44,6 @@ _ERROR_TYPES = {
 def read_request(body: Mapping[str, Any], cache: MessageCache) -> PolicyRequest:
     """The request in a body. Raises PolicyProblem, which names the field."""
     choice = read_object(body, "tool_choice").get("type", "auto")
-    forced = "the policy is free to call or not: nothing constrains what it samples"
-    refuse(choice not in ("auto", "none"), forced, "tool_choice")
     refuse(body.get("top_k"), "would sample from another policy than the one that is trained", "top_k")
     messages = read_list(body, "messages")
     require(messages, "must be a list of at least one message", "messages")
@@ -60,6 +59,7 @@ def read_request(body: Mapping[str, Any], cache: MessageCache) -> PolicyRequest:
         not read_object(body, "tool_choice").get("disable_parallel_tool_use"),
         bool(body.get("stream")),
         options={"model": str(body.get("model", "")), "left_out": left_out},
+        asked_form=asks_form(choice, None),
     )
 
 

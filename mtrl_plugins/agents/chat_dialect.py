@@ -13,6 +13,7 @@ from mtrl_plugins.agents.requests import (
     PolicyProblem,
     PolicyRequest,
     TurnStart,
+    asks_form,
     read_content,
     read_integer,
     read_list,
@@ -49,6 +50,7 @@ def read_request(body: Mapping[str, Any], cache: MessageCache) -> PolicyRequest:
         bool(body.get("stream")),
         bool(body.get("logprobs")),
         {"usage": bool(read_object(body, "stream_options").get("include_usage")), "model": str(body.get("model", ""))},
+        asks_form(body.get("tool_choice"), read_object(body, "response_format").get("type")),
     )
 
 
@@ -154,11 +156,6 @@ def _read_call(call: Any, where: str) -> Mapping[str, Any]:
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     refuse(body.get("n") not in (None, 1), "only one answer at a time: ask again for another", "n")
     refuse(body.get("functions"), "use `tools`", "functions")
-    choice = body.get("tool_choice")
-    forced = "the policy is free to call or not: nothing constrains what it samples"
-    refuse(choice not in (None, "auto", "none"), forced, "tool_choice")
-    kind = read_object(body, "response_format").get("type", "text")
-    refuse(kind != "text", "the policy's text is not constrained: only `text`", "response_format")
     refuse(body.get("logit_bias"), "would sample from another policy than the one that is trained", "logit_bias")
     for name in ("presence_penalty", "frequency_penalty"):
         refuse(body.get(name), "would sample from another policy than the one that is trained", name)

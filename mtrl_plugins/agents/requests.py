@@ -58,6 +58,9 @@ class PolicyRequest:
     logprobs: bool = False
     options: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     """What only its own protocol needs for the answer."""
+    asked_form: bool = False
+    """Whether a call, or a form of the text, was asked for. The policy samples freely all the same: what a grammar
+    forced would be other tokens than those that it learns from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,12 @@ def refuse(condition: object, message: str, param: str) -> None:
     """Raises a problem if a field asks for what is not supported."""
     if condition:
         raise PolicyProblem("unsupported", message, param=param)
+
+
+def asks_form(choice: Any, kind: Any) -> bool:
+    """Whether a `tool_choice` forces a call, or the kind of a format is another than text."""
+    require(choice is None or isinstance(choice, str | Mapping), "must be a text or an object", "tool_choice")
+    return choice not in (None, "auto", "none") or kind not in (None, "text")
 
 
 def read_integer(body: Mapping[str, Any], name: str) -> int | None:

@@ -20,6 +20,7 @@ from mtrl_plugins.agents.requests import (
     PolicyProblem,
     PolicyRequest,
     TurnStart,
+    asks_form,
     find_turn,
     read_content,
     read_integer,
@@ -154,6 +155,7 @@ def read_request(body: Mapping[str, Any], cache: MessageCache) -> PolicyRequest:
             "left_out": left_out,
             "echo": {name: body[name] for name in ("instructions", "tools", "metadata", "reasoning") if name in body},
         },
+        asks_form(body.get("tool_choice"), read_object(read_object(body, "text"), "format").get("type")),
     )
 
 
@@ -239,11 +241,6 @@ def _read_tools(tools: Sequence[Any]) -> tuple[tuple[Mapping[str, Any], ...], fr
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    choice = body.get("tool_choice")
-    forced = "the policy is free to call or not: nothing constrains what it samples"
-    refuse(choice not in (None, "auto", "none"), forced, "tool_choice")
-    kind = read_object(read_object(body, "text"), "format").get("type", "text")
-    refuse(kind != "text", "the policy's text is not constrained: only `text`", "text.format")
     refuse(body.get("background"), "answers are not kept for later", "background")
     refuse(body.get("top_logprobs"), "only the sampled token's own logprob is known", "top_logprobs")
     refuse(body.get("conversation"), "chats are not kept here: send the whole input", "conversation")

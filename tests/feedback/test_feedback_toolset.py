@@ -9,35 +9,14 @@ import anyio
 import pytest
 
 from gateway.errors import SessionError
-from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY, Gsm8kInteraction
-from gateway.feedback.interaction_toolset import DeclaredInteraction, FeedbackSession, FeedbackToolset
-from gateway.types import Outcome, Task, Text, ToolCall
-from tests.feedback.interactions import OlderInteraction, PlainInteraction, Recorder, make_chat
+from gateway.feedback.gsm8k import Gsm8kInteraction
+from gateway.feedback.interaction_toolset import FeedbackSession, FeedbackToolset
+from gateway.types import Outcome, Task, ToolCall
+from tests.feedback.interactions import PlainInteraction, Recorder, make_chat
 
 
 def make_toolset(**interactions: Any) -> FeedbackToolset:
     return FeedbackToolset(interactions)
-
-
-async def test_the_default_interaction_is_gsm8k() -> None:
-    toolset, task = (
-        make_toolset(other=Recorder({}), gsm8k=Gsm8kInteraction({})),
-        Task(feedback_args={"ground_truth": "42"}),
-    )
-    async with toolset, toolset.open(task) as session:
-        wrong = await session.feedback(make_chat("#### 41"))
-        right = await session.feedback(make_chat("#### 41", "#### 42"))
-    assert (wrong.message, wrong.score, wrong.done) == (WRONG_REPLY, 0.0, False)
-    assert (right.message, right.score, right.done, dict(right.metadata)) == (RIGHT_REPLY, 1.0, True, {})
-
-
-async def test_the_named_interaction_gets_the_arguments_without_the_name() -> None:
-    chosen, other = Recorder({}), Recorder({})
-    task = Task(feedback_args={"name": "chosen", "level": 3})
-    async with make_toolset(chosen=chosen, gsm8k=other) as toolset, toolset.open(task) as session:
-        await session.feedback(make_chat("a"))
-    assert chosen.received_kwargs == [{"level": 3}, {"level": 3}]
-    assert other.log == []
 
 
 async def test_a_named_interaction_starts_at_once_and_the_default_one_at_its_first_turn() -> None:
@@ -135,15 +114,3 @@ async def test_blocking_methods_run_in_worker_threads() -> None:
         feedback = await session.feedback(make_chat("a"))
     assert (feedback.message, feedback.score, feedback.done) == ("2 messages", 1.0, True)
     assert threading.get_ident() not in interaction.threads
-
-
-async def test_an_interaction_of_verls_older_form_works() -> None:
-    toolset = FeedbackToolset.from_entries([DeclaredInteraction(OlderInteraction)])
-    assert list(toolset.interactions) == ["older"]
-    async with toolset:
-        args = {"query": "What is 40 + 2?", "ground_truth": "42"}
-        async with toolset.open(Task(feedback_args=args)) as session:
-            wrong = await session.feedback([{"role": "user", "content": "It is 41"}])
-            right = await session.feedback([{"role": "user", "content": "It is 41, no, 42."}])
-    assert (wrong.score, wrong.done, right.score, right.done) == (0.0, False, 1.0, True)
-    assert right.parts == (Text("Your response is correct!"),)

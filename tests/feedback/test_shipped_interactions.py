@@ -4,48 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from gateway.feedback.attempts import AttemptsInteraction
-from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY, Gsm8kInteraction
+from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.feedback.scripted import ScriptedInteraction
 from gateway.types import Outcome, Task
 from tests.feedback.interactions import Recorder, make_chat
 
 GSM8K = {"class_name": "gateway.feedback.gsm8k.Gsm8kInteraction"}
-
-
-async def test_verls_documented_example_works() -> None:
-    interaction = Gsm8kInteraction({})
-    instance_id = await interaction.start_interaction(ground_truth="42")
-    turn = await interaction.generate_response(instance_id, make_chat("so it is #### 42"))
-    assert turn == (True, "Your response is correct!", 1.0, {})
-    turn = await interaction.generate_response(instance_id, make_chat("#### 41"))
-    wrong = "Your response is incorrect! You need to reflect on your answer and try again."
-    assert turn == (False, wrong, 0.0, {})
-    await interaction.finalize_interaction(instance_id)
-
-
-@pytest.mark.parametrize(
-    ("config", "message", "is_right"),
-    [
-        ({}, {"role": "assistant", "content": "It is 42."}, False),
-        ({"method": "flexible"}, {"role": "assistant", "content": "It is 42."}, True),
-        ({}, {"role": "assistant", "content": [{"type": "text", "text": "#### 42"}]}, True),
-        ({}, {"role": "assistant", "content": None}, False),
-        ({"role": "user"}, {"role": "user", "content": "42"}, True),
-        ({"difficulty": "easy"}, {"role": "assistant", "content": "#### 42.0"}, True),
-    ],
-)
-async def test_gsm8k_reads_the_configured_message(
-    config: dict[str, Any], message: dict[str, Any], is_right: bool
-) -> None:
-    interaction = Gsm8kInteraction(config)
-    instance_id = await interaction.start_interaction(ground_truth=42)
-    chat = [{"role": "assistant", "content": "#### 1"}, message]
-    turn = await interaction.generate_response(instance_id, chat)
-    assert turn[:3] == ((True, RIGHT_REPLY, 1.0) if is_right else (False, WRONG_REPLY, 0.0))
 
 
 async def run_script(config: dict[str, Any], *texts: str, **start: Any) -> list[tuple[bool, Any, float | None]]:

@@ -7,12 +7,10 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gateway.types import ToolSpec
-from trainer.data import Curriculum, Stage, TaskSampler, TaskStream, load_rows
+from trainer.data import Curriculum, Stage, TaskStream, load_rows
 from trainer.data.curriculum import CurriculumProgress
 from trainer.rollout.task import Task
 
@@ -25,15 +23,6 @@ def tasks(count: int, name: str = "t") -> list[Task]:
 
 def curriculum(*stages: dict[str, Any]) -> Curriculum:
     return Curriculum.model_validate({"stages": stages})
-
-
-@given(st.integers(1, 9), st.integers(0, 30), st.integers(0, 9))
-def test_drawing_continues_from_a_saved_position(count: int, drawn: int, seed: int) -> None:
-    given = tasks(count)
-    sampler = TaskSampler(given, seed=seed)
-    ids = [task.id for task in islice(sampler, drawn + 10)]
-    assert sampler.drawn == drawn + 10
-    assert [task.id for task in islice(TaskSampler(given, seed=seed, drawn=drawn), 10)] == ids[drawn:]
 
 
 def stages_of(plan: Curriculum, *successes: float | None) -> list[int]:

@@ -26,6 +26,7 @@ from trainer.train.checkpoint import (
     load_checkpoint,
 )
 from trainer.train.job import PROCESSOR_FILES, TOKENIZER_FILES
+from trainer.train.model_card import write_card
 from trainer.weight_files import share_weight_files
 
 
@@ -74,6 +75,8 @@ def export_checkpoint(
         for pattern in (*TOKENIZER_FILES, *PROCESSOR_FILES):
             for file in checkpoint.folder.glob(pattern):
                 shutil.copyfile(file, temporary / file.name)
+        run = checkpoint.folder.absolute().parent.parent
+        write_card(temporary, out.name, run, checkpoint.step, is_adapter=adapter)
         temporary.rename(out)
     except (PolicyError, ModelError, GatewayError):
         raise

@@ -47,7 +47,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "agent/branches": "mean number of an agent's chats in a rollout: the main one, side calls and forks",
     "agent/retokenised": "prompts that did not begin with the ids as they were sampled; always 0",
     "agent/changed/{cause}": "messages that agents changed before they sent them back, by cause",
-    "agent/requests/{problem}": "requests of agents that were refused, or whose client hung up",
+    "agent/requests/{problem}": "requests of agents that were refused, hung up, or asked for a call or a form",
     "stops/{stop}": "share of rollouts by stop reason",
     "groups/count": "groups in the batch",
     "groups/teaching": "groups whose rewards differ, so that they have an advantage other than 0",

@@ -25,8 +25,8 @@ REFUSED = [
     ("/chat/completions", {"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
     ("/chat/completions", {"messages": [USER, {"role": "assistant", "content": "It"}]}, None),
     ("/chat/completions", {**CHAT, "n": 2}, "n"),
-    ("/chat/completions", {**CHAT, "tool_choice": "required", "tools": [ADD]}, "tool_choice"),
-    ("/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+    ("/chat/completions", {**CHAT, "tool_choice": 3, "tools": [ADD]}, "tool_choice"),
+    ("/chat/completions", {**CHAT, "response_format": "json"}, "response_format"),
     ("/chat/completions", {**CHAT, "logit_bias": {"1": 5}}, "logit_bias"),
     ("/chat/completions", {**CHAT, "top_logprobs": 3}, "top_logprobs"),
     ("/chat/completions", {**CHAT, "max_tokens": -1}, "max_tokens"),
@@ -40,7 +40,7 @@ REFUSED = [
     ("/responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
     ("/responses", {**RESPONSES, "previous_response_id": "resp_none"}, "previous_response_id"),
     ("/responses", {**RESPONSES, "background": True}, "background"),
-    ("/responses", {**RESPONSES, "tool_choice": "required"}, "tool_choice"),
+    ("/responses", {**RESPONSES, "tool_choice": ["required"]}, "tool_choice"),
     ("/responses", {**RESPONSES, "tools": [3]}, "tools.0"),
     ("/responses", {**RESPONSES, "text": 3}, "text"),
 ]
@@ -54,6 +54,28 @@ async def test_request_of_openai_is_refused_by_the_field(path: str, body: dict[s
         error = response.json()["error"]
         assert set(error) == {"message", "type", "param", "code"} and error["param"] == param and error["message"]
         assert (await agent.post("/chat/completions", CHAT)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "asked"),
+    [
+        ("/chat/completions", {**CHAT, "tool_choice": "required", "tools": [ADD]}, 1),
+        ("/chat/completions", {**CHAT, "tool_choice": {"type": "function", "function": {"name": "add"}}}, 1),
+        ("/chat/completions", {**CHAT, "response_format": {"type": "json_schema", "json_schema": {}}}, 1),
+        ("/chat/completions", {**CHAT, "tool_choice": "auto", "response_format": {"type": "text"}}, 0),
+        ("/responses", {**RESPONSES, "tool_choice": "required"}, 1),
+        ("/responses", {**RESPONSES, "text": {"format": {"type": "json_object"}}}, 1),
+        ("/messages", {"messages": [USER], "max_tokens": 50, "tool_choice": {"type": "any"}}, 1),
+        ("/messages", {"messages": [USER], "max_tokens": 50, "tool_choice": {"type": "auto"}}, 0),
+    ],
+)
+async def test_a_call_or_form_that_is_asked_for_is_counted_and_the_policy_stays_free(
+    path: str, body: dict[str, Any], asked: int
+) -> None:
+    async with open_agents(["It is 7."]) as harness, harness.session() as agent:
+        response = await agent.post(path, body)
+        assert response.status_code == 200 and "It is 7." in response.text
+        assert agent.session.counts["asked_form"] == asked
 
 
 @pytest.mark.parametrize("image", ["https://example.org/x.png", "data:image/png;base64,!!", "data:text/plain,hi"])

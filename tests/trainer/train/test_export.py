@@ -106,6 +106,27 @@ def test_best_step_of_a_run_is_exported_by_name(start: Path, tmp_path: Path) -> 
     assert not (tmp_path / "none").exists()
 
 
+def test_the_model_card_says_what_was_trained_and_how_it_was_evaluated(start: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Policy.load(start, UPDATES["full"]), start)
+    settings = {
+        "model": "/data/models/Base-0.5B", "data": "rows.jsonl", "n": 8, "algorithm": {"name": "dapo"},
+        "update": {"lr": 1e-5, "lora": {"rank": 16}}, "reward": {"components": {"right": {}, "style": {}}},
+    }  # fmt: skip
+    (run / "run.json").write_text(json.dumps({"model": str(start), "settings": settings}))
+    rates = {"sampled_before": 0.1, "greedy_before": 0.0, "sampled": 0.9, "greedy": 1.0}
+    (run / "eval").mkdir()
+    comparison = run / "eval" / "comparison.json"
+    comparison.write_text(json.dumps({**rates, "tasks": 300, "held_out": True, "step": 1}))
+    export(run, "--out", tmp_path / "mine")
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert "library_name: transformers" in card and "starting from `Base-0.5B`" in card and "/data" not in card
+    assert "| reward | `right, style` |" in card and "| update.lora.rank | `16` |" in card
+    assert "300 held-out tasks" in card and "| greedy | 0.000 | 1.000 |" in card
+    comparison.write_text(json.dumps({**rates, "tasks": 300, "held_out": True, "step": 7}))
+    export(run, "--out", tmp_path / "other")
+    assert "held-out" not in (tmp_path / "other" / "README.md").read_text(), "another step was evaluated"
+
+
 def trained_logits(run: Path, start: Path, kind: str) -> torch.Tensor:
     """The logits of the policy that was saved, with its merged weights in the model's own dtype."""
     policy = Policy.load(start, UPDATES[kind])
