@@ -63,7 +63,7 @@ class Size:
     """How much is sampled and trained."""
 
     held_out: int = 200
-    sampled: int = 192
+    sampled: int = 320
     """Problems that are sampled with examples, each once."""
     temperature: float = 0.5
     """At which they are sampled: at 1, a fifth of the answers is right, and most of those need no tool."""
