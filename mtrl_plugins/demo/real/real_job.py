@@ -172,7 +172,7 @@ class RealJob:
         evaluation = {"data": self._rows("held_out"), "every": 0}
         return await self._train_run(
             "grpo", model=str(start), steps=size.steps, prompts=size.prompts, n=size.n, evaluation=evaluation,
-            update=self._update(size.steps),
+            update=self._update(size.steps), limits={**JOB["limits"], "rollout_tokens": 768},
         )  # fmt: skip
 
     def _update(self, steps: int) -> dict[str, Any]:
