@@ -21,6 +21,7 @@ from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.state_overlay import find_copy_reason
 from gateway.native.sandboxed_toolset import SandboxedToolset
+from gateway.plural import format_count
 from gateway.sandbox import bubblewrap
 from gateway.sandbox.cgroups import make_group, remove_group
 from gateway.sandbox.choose_provider import describe_provider, find_provider_problem
@@ -51,8 +52,9 @@ class Finding:
 async def run_checks(plan: Plan) -> list[Finding]:
     """Runs all checks on an entered gateway, as a rollout would use it."""
     async with Gateway(plan.sources, services=plan.services, start=show_start()) as gateway:
+        names = [str(file.name) for file in plan.config.files]
         findings = [
-            Finding("ok", f"{len(plan.config.files)} files: {', '.join(str(file.name) for file in plan.config.files)}"),
+            Finding("ok", f"{format_count(len(names), 'file')}: {', '.join(names)}"),
             *(Finding("note", note) for note in plan.config.notes),
             *_check_native_tools(gateway),
             *_check_stand_ins(plan),

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DEFAULT_SERVERS = Path("mcp_servers.json")
+
 
 @dataclass(frozen=True, slots=True)
 class ReloadRefusal:
@@ -113,7 +115,7 @@ class Gateway:
     def load(
         cls,
         tools: ToolFiles = "tool_configs",
-        servers: Path | str | None = "mcp_servers.json",
+        servers: Path | str | None = DEFAULT_SERVERS,
         result_limit: ResultLimit | None = None,
         sources: Sequence[Source] = (),
         start: ServerStart | None = None,
@@ -121,11 +123,15 @@ class Gateway:
     ) -> Self:
         """A gateway from configuration files; raises `ConfigError` with all errors in them.
 
+        By default `servers` is mcp_servers.json in the working folder, or beside `tools`, if it is there.
         `result_limit` and `instructions` apply to each entry and server without its own; `sources` are offered beside
         those of the files.
         """
         from gateway.build import build_plan  # YAML is only needed for files
 
+        if servers is DEFAULT_SERVERS:
+            folders = [Path(), *([Path(tools).resolve().parent] if isinstance(tools, Path | str) else ())]
+            servers = next((folder / servers for folder in folders if (folder / servers).exists()), None)
         plan = build_plan(tools, servers, result_limit=result_limit, instructions=instructions)
         gateway = cls((*plan.sources, *sources), services=plan.services, start=start)
         gateway.servers = tuple(plan.config.servers.values())

@@ -140,3 +140,15 @@ def test_invalid_result_limit_is_reported_at_load_time(write: Write, limit: str,
     folder = write(tool_yaml=f"tools: [{{function: 'shutil:which', result_limit: {limit}}}]")
     with pytest.raises(ConfigError, match=rf"tool.yaml:1: {words}[\s\S]*remedy: "):
         build_plan(folder, None)
+
+
+def test_gateway_loads_a_folder_without_a_servers_file_and_with_the_one_beside_it(write: Write) -> None:
+    folder = write()
+    (folder / "there/tools").mkdir(parents=True)
+    (folder / "there/tools/tools.yaml").write_text("tools: []\n")
+    assert Gateway.load("there/tools").servers == ()
+    (folder / "there/mcp_servers.json").write_text('{"mcpServers": {"calm": {"command": "calm"}}}')
+    assert [server.name for server in Gateway.load("there/tools").servers] == ["calm"]
+    assert Gateway.load("there/tools", None).servers == ()
+    with pytest.raises(ConfigError, match="there is no such file"):
+        Gateway.load("there/tools", "mcp_servers.json")

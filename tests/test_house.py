@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -88,7 +89,7 @@ PLUGIN_IMPORTS = {
     "mcp": (),
     "starlette": ("agents/", "sandboxes/", "web/"),
     "uvicorn": ("agents/", "sandboxes/", "web/"),
-    "tokenizers": ("demo/", "web/"),
+    "tokenizers": ("demo/", "web/", "verl/conversions"),
     "websockets": ("environments/",),
     "yaml": ("cluster/",),
     "ray": (),  # looked up by name where it is installed: it has an environment of its own in tests
@@ -318,6 +319,16 @@ def test_every_public_module_class_and_function_has_a_docstring() -> None:
 
 PRIVATE_WORDS = frozenset({"told", "said", "anew", "begun", "whoever", "eyes", "film", "films", "lesson"})
 """Words of an earlier vocabulary; docs/glossary.md has those that are used instead."""
+
+
+PLURALS = re.compile(r"""['"]s['"] ?(\[|\*|if)|else ['"]s['"]|\{len\([^{}]*\)\} (files|tools|rows|tasks|steps)\b""")
+
+
+def test_counts_in_messages_are_singular_or_plural_by_one_function() -> None:
+    files = [file for name in ("gateway", "trainer", "mtrl_plugins") for file in (ROOT / name).rglob("*.py")]
+    own = ROOT / "gateway/plural.py"
+    found = [file for file in files if file != own and PLURALS.search(file.read_text())]
+    assert not found and PLURALS.search(own.read_text()), found
 
 
 def test_names_are_the_glossarys_words() -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from gateway.errors import ConfigError, ConfigErrors, GatewayError
+from gateway.plural import format_count
 from gateway.session import AnyGateway
 from gateway.types import Outcome, ToolCall, ToolSpec
 from trainer.data.state_names import check_state_names
@@ -71,7 +72,9 @@ def _check_tools(gateway: AnyGateway, settings: RolloutSettings) -> Iterator[Fin
     names = [spec.name for spec in gateway.specs if spec.audience == "policy"]
     heard = [spec.name for spec in gateway.specs if spec.audience == "loop"]
     grade: Grade = "ok" if names else "note"
-    yield Finding(grade, f"{len(names)} tools: {', '.join(names) or 'none'}", find_empty_folder(settings.tools))
+    yield Finding(
+        grade, f"{format_count(len(names), 'tool')}: {', '.join(names) or 'none'}", find_empty_folder(settings.tools)
+    )
     interactions = [name.removeprefix(INTERACTION_PREFIX) for name in heard if name.startswith(INTERACTION_PREFIX)]
     yield Finding("ok", f"interactions: {', '.join(interactions) or 'none'}")
     for server in unavailable_servers(gateway):
@@ -102,7 +105,7 @@ def _load_rows(settings: RolloutSettings, gateway: AnyGateway) -> tuple[Sequence
     except ConfigError as error:
         mistakes = list(_flatten_errors(error))
     if not mistakes:
-        return tasks, [Finding("ok", f"{len(tasks)} rows of {settings.data}")]
+        return tasks, [Finding("ok", f"{format_count(len(tasks), 'row')} of {settings.data}")]
     return tasks, [Finding("wrong", f"{mistake.where}: {mistake.problem}", mistake.remedy) for mistake in mistakes]
 
 
@@ -135,7 +138,7 @@ def _load_template(settings: RolloutSettings, gateway: AnyGateway) -> tuple[Temp
         ]
     except TemplateError as error:
         return None, [Finding("wrong", error.problem, error.remedy)]
-    text = f"{weights.parameters:,} parameters in {weights.files} weight file{'s'[: weights.files != 1]}, all whole"
+    text = f"{weights.parameters:,} parameters in {format_count(weights.files, 'weight file')}, all whole"
     return template, [Finding("ok", text)] if weights.files else []
 
 

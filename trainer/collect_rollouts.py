@@ -17,6 +17,7 @@ from rich.console import Console
 
 from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError, ConfigErrors
+from gateway.plural import format_count
 from gateway.session import AnyGateway
 from gateway.tape import record_gateway
 from gateway.version import installed_version
@@ -117,7 +118,7 @@ async def _collect(
     await stack.enter_async_context(engine)
     _write_run_info(settings, engine.capabilities)
     used = f"{engine.capabilities.name} engine, {template.parser.name} parser"
-    console.print(f"{len(tasks)} tasks x {settings.n} rollouts: {used}")
+    console.print(f"{format_count(len(tasks), 'task')} x {format_count(settings.n, 'rollout')}: {used}")
     for note in engine_notes(engine.capabilities):
         console.print(note, markup=False, soft_wrap=True)
     writer = stack.enter_context(RolloutWriter(settings.out))

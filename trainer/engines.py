@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+from gateway.plural import format_count
 from gateway.types import Image
 from trainer.engine.base import AdapterShape, Capabilities, Engine, EngineError
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
@@ -193,7 +194,7 @@ def _gpu_flags(serving: ServingSettings) -> list[tuple[str, ...]]:
     )
     base, count = read_flag(serving.options, 0, FIRST_GPU_FLAG), torch.cuda.device_count()
     if base + gpus_each * serving.replicas > count:
-        gpus = f"{gpus_each} GPU{'s'[: gpus_each > 1]} each, but {max(0, count - base)} are available"
+        gpus = f"{format_count(gpus_each, 'GPU')} each, but {max(0, count - base)} are available"
         gpus += f" from number {base} on" if base else ""
         remedy = "ask for fewer, or name servers on other machines"
         raise EngineError(f"`serving.replicas` asks for {serving.replicas} servers with {gpus}: {remedy}")

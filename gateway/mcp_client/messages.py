@@ -24,6 +24,7 @@ from mcp_types import (
 )
 
 from gateway.bounded_json import MAX_VALUES, SMALL_LENGTH, JsonValuesError, count_marks, loads
+from gateway.plural import format_count
 
 EDGE_BYTES = 256
 """How much of both ends of an oversized message is kept, to find its id."""
@@ -103,7 +104,8 @@ def _read_long_listing(data: bytes, max_values: int) -> JSONRPCMessage | None:
             tools.append(tool)
     except (ValueError, RecursionError):
         pass
-    cut = f"a page has more than {max_values} values (`result_values`): only its first {len(tools)} tools are read"
+    first = format_count(len(tools), "tool")
+    cut = f"a page has more than {max_values} values (`result_values`): only its first {first} can be read"
     result = {"tools": tools, "_meta": {CUT_KEY: cut}}
     return JSONRPCResponse.model_construct(jsonrpc="2.0", id=request_id, result=result)
 

@@ -30,6 +30,7 @@ from gateway.media.process import PixelBounds, fit_size
 from gateway.media.sniff import MediaError, as_video, raster_type, read_image_size, sniff
 from gateway.media.to_parts import refusal_note
 from gateway.media.video import DEFAULT_SHOWN_FRAMES, FrameSampling, SampledFrames, sample_video
+from gateway.plural import format_count
 from gateway.types import Audio, Image, Part, Resource, Text, ToolResult, Video
 
 MAX_CONCURRENT_DECODES = 4
@@ -114,7 +115,7 @@ class MediaFilter:
                 refused += isinstance(item, _Refusal)
                 shown.append(item.note if isinstance(item, _Refusal) else item)
         if surplus:
-            kind = f"{surplus} more image{'s' if surplus > 1 else ''}"
+            kind = format_count(surplus, "more image")
             reason = f"at most {self.limits.most_images} of one result are shown"
             shown.insert(surplus_index, refusal_note(kind, reason))
         return FilteredParts(tuple(shown), refused + surplus)

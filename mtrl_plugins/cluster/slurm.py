@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 
 from gateway.errors import ConfigError
+from gateway.plural import format_count
 from mtrl_plugins.cluster.cluster_plan import (
     LOGS,
     RENDEZVOUS_PORT,
@@ -76,8 +77,8 @@ def _check_path(name: str, path: Path) -> None:
 def _header(plan: ClusterPlan, options: SlurmOptions) -> Iterator[str]:
     script = quote(str(options.out / SCRIPT))
     servers = plan.servers
-    yield f"# {plan.name}: {plan.ranks} trainer ranks on {_count(plan.nodes, 'node')}" + (
-        f", {_count(servers.count, 'SGLang server')} on {_count(servers.nodes, 'node')}" if servers else ""
+    yield f"# {plan.name}: {plan.ranks} trainer ranks on {format_count(plan.nodes, 'node')}" + (
+        f", {format_count(servers.count, 'SGLang server')} on {format_count(servers.nodes, 'node')}" if servers else ""
     )
     yield "# Made by `mtrl-train render slurm`; render again rather than edit."
     yield "#"
@@ -89,10 +90,6 @@ def _header(plan: ClusterPlan, options: SlurmOptions) -> Iterator[str]:
     yield f"# Resume:  by itself, {STOP_S} s before the time limit, after a lost node, or {plan.retries} failures."
     yield "#          By hand: submit it again. It continues the run's latest checkpoint."
     yield "# Stop:    scancel JOB"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s'[: number != 1]}"
 
 
 def _directives(plan: ClusterPlan, options: SlurmOptions) -> Iterator[str]:

@@ -20,6 +20,7 @@ from anyio import to_thread
 
 from gateway.chat_messages import chat_content
 from gateway.errors import ConfigError, GatewayError
+from gateway.plural import format_count
 from gateway.schema import parse_arguments
 from gateway.session import AnyGateway
 from gateway.toolset import Session
@@ -445,5 +446,5 @@ async def describe_opening(settings: EpisodeSettings, gateway: AnyGateway) -> st
         raise GatewayError(result.reason or result.text)
     media = len(result.parts) - sum(hasattr(part, "text") for part in result.parts)
     seen = result.text if len(result.text) <= SHOWN else f"{result.text[:SHOWN]}..."
-    images = f" and {media} image{'s' * (media > 1)}" if media else ""
+    images = f" and {format_count(media, 'image')}" if media else ""
     return f"{images}\n{seen}"

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gateway.plural import format_count
 from mtrl_plugins.plan.choose_split import MODES, PlannedSplit
 from mtrl_plugins.plan.plan_run import PlannedRun
 from mtrl_plugins.plan.speeds import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
@@ -50,7 +51,7 @@ def recommendation(planned: PlannedRun) -> str:
         how = f"all {options.gpus} {options.device} generate and train by turns"
     else:
         how = f"{split.trainer} of {options.gpus} {options.device} train, {split.servers * options.tp} generate"
-    versions = f"{simulation.staleness} version{'s'[: simulation.staleness > 1]}"
+    versions = format_count(simulation.staleness, "version")
     ahead = f"; tokens are at most {versions} old" if simulation.staleness else ""
     return (
         f"Fastest: `mode: {split.mode}`, {how}: {simulation.step_s:.3g} s a step, {best.tokens_per_s:,.0f} tokens/s;"

@@ -118,6 +118,8 @@ def _unsupported_error(rule: Rule, config: SourceConfig, unsupported: Unsupporte
 
 
 def _places_below(rule: Rule, config: SourceConfig) -> Iterator[str]:
+    if not rule.name.endswith("*"):
+        return iter(())
     stem = rule.name.removesuffix("*")
     return (placed.place for key, placed in config.keys.items() if key.startswith(stem))
 
@@ -143,9 +145,9 @@ def _validate_settings(
             setting = format_loc(detail["loc"])
             source = next((key for name, key in sources.items() if f"{setting}.".startswith(f"{name}.")), "")
             placed = config.keys.get(source)
-            problem = detail["msg"].removeprefix("Value error, ")
+            problem = detail["msg"].removeprefix("Value error, ") + (f" (here: {setting})" if setting else "")
             place = placed.place if placed is not None else table.default_place
-            yield ConfigError(f"{problem} (here: {setting})", file=place, field=source, remedy="correct the value")
+            yield ConfigError(problem, file=place, field=source, remedy="correct the value")
 
 
 REPORT_SECTIONS = (

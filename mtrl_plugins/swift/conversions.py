@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mtrl_plugins.scripts.conversions import (
     lr_decay,
 )
 from mtrl_plugins.scripts.key_table import KeyTable, SourceConfig, UnsupportedValue, parse_count, parse_number
+from trainer.data.row_to_task import PROMPT_COLUMNS
 
 STEPPER = "mtrl_plugins.swift.stepper:named"
 BUILTIN_SCHEDULERS = ("gym_scheduler",)
@@ -51,6 +53,47 @@ def system_text(value: Any, config: SourceConfig) -> Any:
 def evaluation_files(value: Any, config: SourceConfig) -> str | None:
     """Paths of the evaluation data; None if there are none."""
     return data_files(value, config) if as_list(value) else None
+
+
+STOP_WORDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>", "</s>")
+"""Tokens at which the models that have them end a turn anyway."""
+MEDIA_COLUMNS = ("images", "image", "videos", "video")
+MAX_CHECKED_ROWS = 10_000
+
+
+def check_stop_words(value: Any, config: SourceConfig) -> None:
+    """Rejects words within a turn that would end it."""
+    if words := [word for word in as_list(value) if word not in STOP_WORDS]:
+        remedy = "remove it, and shorten the turn in the scheduler's `step`"
+        raise UnsupportedValue(f"{words[0]!r} is not supported", remedy)
+
+
+def check_columns(value: Any, config: SourceConfig) -> None:
+    """Rejects other names of columns that are not read by either name."""
+    renames = value.items() if isinstance(value, dict) else [(value, "")] if value else ()
+    names = ("query", *PROMPT_COLUMNS)
+    if wrong := [old for old, new in renames if old != new and not (old in PROMPT_COLUMNS and new in names)]:
+        remedy = "rename the columns of the file to mtrl's names (docs/your-own-job.md)"
+        raise UnsupportedValue(f"{wrong[0]!r} is not supported", remedy)
+
+
+def check_max_pixels(value: Any, config: SourceConfig) -> None:
+    """Rejects a size to which images would be scaled, if there are any and the model has another one."""
+    if value is None:
+        return
+    rows = load_rows(config["dataset"], config)
+    if rows is not None and not any(
+        rows[index].get(name) for index in range(min(len(rows), MAX_CHECKED_ROWS)) for name in MEDIA_COLUMNS
+    ):
+        return
+    file = Path(str(config["model"])).expanduser() / "preprocessor_config.json"
+    try:
+        has_same = json.loads(file.read_text(encoding="utf-8")).get("max_pixels") == value
+    except (OSError, ValueError, AttributeError):
+        has_same = False
+    if not has_same:
+        remedy = "remove it, and set `max_pixels` in preprocessor_config.json in the model's folder"
+        raise UnsupportedValue(f"{value!r} is not supported", remedy)
 
 
 # Batches

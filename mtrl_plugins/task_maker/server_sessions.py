@@ -19,6 +19,7 @@ from gateway.config.rollout_variables import needs_folder
 from gateway.errors import ConfigError, GatewayError, Unavailable, unwrap_error
 from gateway.gateway import Gateway
 from gateway.large_json import is_large
+from gateway.plural import format_count
 from gateway.session import AnyGateway
 from gateway.state.state_hash import POLICY_PATH, has_hash_form
 from gateway.types import Outcome, Task, ToolCall, ToolSpec
@@ -211,7 +212,7 @@ async def open_server(mcp: Path, name: str, state: str | None, tools: tuple[str,
 
 def describe_server(server: Server) -> str:
     """What tasks can be made from, and what limits them."""
-    text = f"server {server.name}: {len(server.specs)} tools"
+    text = f"server {server.name}: {format_count(len(server.specs), 'tool')}"
     if not server.has_folder:
         return (
             f"{text}; its entry has no ${{MTRL_ROLLOUT_DIR}}, so that its state cannot be compared: only answers are"
@@ -219,7 +220,7 @@ def describe_server(server: Server) -> str:
         )
     if server.states == ("",) and not server.is_prepared:
         return f"{text}; every task begins with an empty folder, since its entry has no `state`"
-    return f"{text}, {len(server.states)} prepared state{'s' * (len(server.states) > 1)}"
+    return f"{text}, {format_count(len(server.states), 'prepared state')}"
 
 
 def _paths(folder: Path | None) -> Iterator[Value]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from gateway.feedback.base import plain_text
+from gateway.plural import format_count
 from mtrl_plugins.scripts import conversions as shared
 from mtrl_plugins.scripts.conversions import file_list, load_rows
 from mtrl_plugins.scripts.key_table import KeyTable, SourceConfig, UnsupportedValue, parse_count, parse_number
@@ -189,6 +192,15 @@ def algorithm_name(value: Any, config: SourceConfig) -> str:
     return algorithm
 
 
+def group_size(value: Any, config: SourceConfig) -> int:
+    """Rollouts of a task. With one, verl takes the score itself for grpo's advantage; here it would be 0."""
+    estimator = config["algorithm.adv_estimator"]
+    if parse_count(value) == 1 and ESTIMATORS.get(estimator, "reinforce_pp") != "reinforce_pp":
+        problem = f"{estimator} compares the rollouts of a prompt with each other, so with 1 nothing would be learned"
+        raise UnsupportedValue(problem, f"write `{ROLLOUT}.n=8`, or `algorithm.adv_estimator=reinforce_plus_plus`")
+    return parse_count(value)
+
+
 def credit(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     """The credit settings: GAE with its discount and lambda, or none."""
     estimator = config["algorithm.adv_estimator"]
@@ -307,6 +319,7 @@ OPTIM = "actor_rollout_ref.actor.optim"
 RECIPES = {"dapo": None, "transfer_queue": None, "one_step_off_policy": "one_step_off"}
 """verl's recipes that train as its own program does, and the mode that each is."""
 KNOWN_SOURCE = "openai/gsm8k"
+POSITIONS = "max_position_embeddings"
 DROPOUT_OPTIONS = ("attention_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop", "hidden_dropout")
 OFFLOAD_OPTIONS = (
     "optimizer_offload_fraction",
@@ -351,7 +364,7 @@ def steps(value: Any, config: SourceConfig) -> int:
         raise UnsupportedValue(problem, "write `trainer.total_training_steps=N`", "trainer.total_training_steps")
     if len(rows) < batch:
         raise UnsupportedValue(
-            f"{batch} prompts per step are more than the {len(rows)} rows",
+            f"{batch} prompts per step are more than the data has ({format_count(len(rows), 'row')})",
             "write a smaller data.train_batch_size",
             "data.train_batch_size",
         )
@@ -422,17 +435,44 @@ def mode(value: Any, config: SourceConfig) -> str | None:
 
 
 def check_truncation(value: Any, config: SourceConfig) -> None:
-    """Rejects the truncation of prompts, unless all that are too long are dropped before."""
-    if value != "error" and config["data.filter_overlong_prompts"] is not True:
-        remedy = "write `data.truncation=error`, or `data.filter_overlong_prompts=True`"
-        raise UnsupportedValue("a truncated prompt is a different task", remedy)
+    """Rejects the truncation of prompts where one of the rows is too long, as far as rows and model are here."""
+    if value == "error" or config["data.filter_overlong_prompts"] is True:
+        return
+    rows, model = load_rows(config["data.train_files"], config), config[f"{MODEL}.path"]
+    folder, limit = Path(str(model)).expanduser(), max_prompt_tokens(config)
+    if rows is None or not (folder / "tokenizer.json").is_file():
+        return
+    from tokenizers import Tokenizer  # only configurations that truncate need it
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for index in range(min(len(rows), MAX_CHECKED_ROWS)):
+        prompt = rows[index].get(config["data.prompt_key"]) or ""
+        messages = prompt if isinstance(prompt, list) else [{"content": prompt}]
+        text = "\n".join(plain_text(message.get("content")) for message in messages)
+        if len(text.encode()) > limit and (tokens := len(tokenizer.encode(text).ids)) > limit:
+            problem = f"the prompt of {rows.location(index)} has {tokens} tokens: truncated, it is a different task"
+            raise UnsupportedValue(problem, "write `data.truncation=error`, or `data.filter_overlong_prompts=True`")
 
 
 def check_model_overrides(value: Any, config: SourceConfig) -> None:
-    """Rejects changes of a model's configuration, except that there is no dropout."""
-    changed = {name: item for name, item in value.items() if not (name in DROPOUT_OPTIONS and item == 0)}
-    if changed:
+    """Rejects changes of a model's configuration, except that there is no dropout, and positions that it has anyway."""
+    harmless = {name for name, item in value.items() if name in DROPOUT_OPTIONS and item == 0}
+    if (needed := value.get(POSITIONS)) is not None and rollout_tokens(None, config) <= _model_positions(
+        config, needed
+    ):
+        harmless.add(POSITIONS)
+    if changed := {name: item for name, item in value.items() if name not in harmless}:
         raise UnsupportedValue(f"{changed} is not supported", "write it into the configuration in the model's folder")
+
+
+def _model_positions(config: SourceConfig, unknown: Any) -> int:
+    """How many positions the model has by its own configuration; `unknown` if it is not on this machine."""
+    try:
+        file = Path(str(config[f"{MODEL}.path"])).expanduser() / "config.json"
+        positions = json.loads(file.read_text(encoding="utf-8")).get(POSITIONS)
+    except (OSError, ValueError, AttributeError):
+        positions = None
+    return parse_count(unknown if positions is None else positions)
 
 
 def check_lora_targets(value: Any, config: SourceConfig) -> None:

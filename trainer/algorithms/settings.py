@@ -121,6 +121,11 @@ class AlgorithmSettings(FrozenModel):
     """Dynamic sampling: groups whose rewards are all equal are replaced by new ones, at most so many times a step;
     `true` is 3. By default, for `dapo` too, they are kept and contribute nothing to the gradient."""
 
+    @property
+    def compares_rollouts(self) -> bool:
+        """Whether a rollout's advantage is 0 without others of its task."""
+        return self.name not in ("reinforce_pp", "sft") and self.credit.kind not in ("scores", "gae")
+
     @model_validator(mode="after")
     def _check_proximal(self) -> Self:
         if self.ratio == "proximal" and self.mismatch.truncate is None:

@@ -125,12 +125,6 @@ def has_learning_signal(group: ScoredGroup, settings: AlgorithmSettings) -> bool
     return bool(build_train_batch([group], settings, weigh_all_turns).groups_with_signal)
 
 
-def can_learn_from_single_rollouts(settings: AlgorithmSettings) -> bool:
-    """Whether a group of one rollout can have an advantage; most algorithms compare the rollouts of a group."""
-    batch = TrainBatch((), ("first", "second"), (0, 1), (0.0, 1.0), ((0.0, 1.0), (1.0, 0.0)))
-    return bool(find_groups_with_signal(batch.turn_rewards, settings))
-
-
 def compute_batch_metrics(batch: TrainBatch) -> dict[str, float]:
     """Counts the batch's groups, those with a signal, and the empty rollouts."""
     return {

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.plural import format_count
 from trainer.cli.errors import report_errors
 from trainer.cli.options import RUN_PANEL, app
 
@@ -54,7 +55,7 @@ def export(
         if trust_remote_code:
             trust_code(checkpoint, *filter(None, (model,)))
         exported = export_checkpoint(checkpoint, out, adapter=adapter, best=best, model=model, warn=_warn)
-    steps = f"{exported.step} step{'s'[: exported.step != 1]}"
+    steps = format_count(exported.step, "step")
     sys.stdout.write(f"{exported.kind}, after {steps}, in {exported.dtype}: {out}\n")
     if exported.best.step not in (0, exported.step):
         better = f"step {exported.best.step} was better in the run's evaluations ({exported.best.value:.3f})"

@@ -15,6 +15,7 @@ from gateway.media.process import process_image, process_video
 from gateway.media.sniff import has_end_marker, media_from_data_uri
 from gateway.media.to_parts import read_media_file
 from gateway.media.video import FrameSampling, sample_video
+from gateway.plural import format_count
 from gateway.types import Image
 from trainer.rollout.settings import ColumnSettings
 
@@ -198,7 +199,7 @@ class _MediaInserter:
         if used == 0:
             return [part for _ in values for part in self._load_next(kind)]
         if used < len(values):
-            problem = f"has {len(values)}, but the prompt has {used} placeholder{'s' if used > 1 else ''}"
+            problem = f"has {len(values)}, but the prompt has {format_count(used, 'placeholder')}"
             self._report(self._media.key(kind), problem, f"write <{kind}> where each of them belongs")
         return []
 

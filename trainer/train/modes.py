@@ -13,6 +13,7 @@ from typing import Protocol, Self
 
 import anyio
 
+from gateway.plural import format_count
 from trainer.algorithms.train_batch import has_learning_signal
 from trainer.data.curriculum import TaskDraw, TaskStream
 from trainer.reward.scorer import ScoredGroup
@@ -239,7 +240,7 @@ def describe_mode(settings: TrainSettings) -> str:
             versions = settings.max_staleness
             groups = (versions + 1) * settings.prompts
             return (
-                f"asynchronous: a step trains on tokens that are at most {versions} version{'s'[: versions > 1]} old;"
+                f"asynchronous: a step trains on tokens that are at most {format_count(versions, 'version')} old;"
                 f" older ones are dropped and counted; at most {groups} groups are open at once"
             )
 

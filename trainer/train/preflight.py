@@ -13,7 +13,6 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.base import plain_text
 from gateway.plural import format_count
 from gateway.types import ToolSpec
-from trainer.algorithms.train_batch import can_learn_from_single_rollouts
 from trainer.data.row_to_task import PROMPT_COLUMNS, name_meant_columns, read_json_chat
 from trainer.data.tasks import CHECKED_TASKS, example_names, iterate_texts
 from trainer.distributed.rank_environment import count_local_ranks
@@ -66,7 +65,6 @@ def plan_job(job: Job) -> Placement:
 def find_problems(job: Job) -> Iterator[Finding]:
     """What keeps the run from starting or learning (`wrong`), and what is worth knowing (`note`)."""
     yield from _check_memory(job)
-    yield from _check_group_size(job)
     yield from _check_machine(job.settings)
     yield from _check_stop_ids(job.template)
     yield from _check_adapters(job)
@@ -127,15 +125,6 @@ def _check_machine(settings: TrainSettings) -> Iterator[Finding]:
         problem = f"`distributed.ranks: {ranks}`, but there is no GPU and there are {cores} cores"
         yield Finding(
             "wrong", f"{problem}: ranks would wait for each other", f"use at most {RANKS_PER_CORE * cores} ranks"
-        )
-
-
-def _check_group_size(job: Job) -> Iterator[Finding]:
-    settings = job.settings
-    if settings.n == 1 and not can_learn_from_single_rollouts(settings.algorithm):
-        problem = f"n is 1, but {settings.algorithm.name} compares the rollouts of a task with each other"
-        yield Finding(
-            "wrong", f"{problem}, so nothing would be learned", "set `n: 8`, or `algorithm.name: reinforce_pp`"
         )
 
 

@@ -174,6 +174,11 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
                 raise ValueError("`early_stop.evaluation` needs evaluations during the run; raise `evaluation.every`")
             if self.early_stop.training is not None and self.sft is not None:
                 raise ValueError("SFT samples no rollouts; write `early_stop.evaluation` instead of `.training`")
+        if self.n == 1 and self.algorithm.compares_rollouts:
+            raise ValueError(
+                f"n is 1, but {self.algorithm.name} compares the rollouts of a task with each other, so nothing would"
+                " be learned; set `n: 8`, or `algorithm.name: reinforce_pp`"
+            )
         if self.algorithm.credit.kind == "gae" and self.update.critic is None:
             raise ValueError("`algorithm.credit.kind: gae` needs a critic; add `update.critic: {}`")
         if self.mode != "synchronous" and self.serving.placement == "together":

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gateway.plural import format_count
 from gateway.types import Outcome
 from trainer.rollout.rollout import StopReason
 from trainer.view.counters import STATES, CounterSnapshot
@@ -117,7 +118,7 @@ def _format_slowest_tool(counters: CounterSnapshot) -> list[StyledText]:
         (f"p50 {format_duration(waits.quantile_s(0.5))}", ""),
         (f"p95 {format_duration(waits.quantile_s(0.95))}", ""),
         (f"max {format_duration(waits.longest_s)}", ""),
-        (f"{waits.count:,} call{'' if waits.count == 1 else 's'}", ""),
+        (format_count(waits.count, "call"), ""),
     ]
 
 

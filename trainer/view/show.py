@@ -13,6 +13,7 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text as Line
 
+from gateway.plural import format_count
 from gateway.types import Outcome, ToolCall
 from trainer.ledger import Author, Entry
 from trainer.rollout.rollout import CHANGED_BY_AGENT, Rollout
@@ -56,7 +57,7 @@ def print_table(run: Iterable[Rollout], console: Console) -> None:
     stop_counts = ", ".join(f"{count} {to_line(stop)}" for stop, count in stops.most_common())
     mean = f"; mean reward {sum(rewards) / len(rewards):.3g} of {len(rewards)} scored" if rewards else ""
     total = stops.total()
-    text = f"{total} rollout{'' if total == 1 else 's'}{': ' if stop_counts else ''}{stop_counts}{mean}"
+    text = f"{format_count(total, 'rollout')}{': ' if stop_counts else ''}{stop_counts}{mean}"
     console.print(Line(text), soft_wrap=True)
 
 

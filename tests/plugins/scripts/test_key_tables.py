@@ -17,7 +17,8 @@ from trainer.train.settings import TrainSettings
 
 MINIMAL: dict[str, dict[str, Any]] = {
     "verl": {"actor_rollout_ref.model.path": "m", "data.train_files": "org/rows", "algorithm.adv_estimator": "grpo",
-             "trainer.total_training_steps": 4, "custom_reward_function.path": "r.py"},
+             "trainer.total_training_steps": 4, "custom_reward_function.path": "r.py",
+             "actor_rollout_ref.rollout.n": 8},
     "ms-swift": {"rlhf_type": "grpo", "model": "m", "dataset": "rows.jsonl", "reward_funcs": "format", "max_steps": 4,
                  "per_device_train_batch_size": 8},
     "TRL": {"max_steps": 4},

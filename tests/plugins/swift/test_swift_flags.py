@@ -273,6 +273,30 @@ def test_unsupported_variable_is_refused_with_its_line(write: Write) -> None:
         translate(read_command([str(file)]), SWIFT_TABLE)
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--stop_words <|im_end|>", ""),
+        ("--stop_words <|im_end|> Observation:", "stop_words: 'Observation:' is not supported"),
+        ('--columns {"question":"query"}', ""),
+        ('--columns {"answer":"solution"}', "columns: 'answer' is not supported"),
+        ("--max_pixels 1003520 --dataset text.jsonl", ""),
+        ("--max_pixels 1003520 --dataset images.jsonl --model same", ""),
+        ("--max_pixels 1003520 --dataset images.jsonl", "max_pixels: 1003520 is not supported"),
+    ],
+)
+def test_flag_is_judged_by_what_this_data_and_model_would_feel(write: Write, flags: str, says: str) -> None:
+    write("text.jsonl", '{"query": "what"}\n')
+    write("images.jsonl", '{"query": "what", "images": ["a.png"]}\n')
+    write("same/preprocessor_config.json", '{"max_pixels": 1003520}')
+    try:
+        translate_flags(*flags.split())
+        told = ""
+    except ConfigError as error:
+        told = str(error)
+    assert says in told and bool(says) == bool(told), told
+
+
 def test_script_for_ms_swift_is_recognized(write: Write) -> None:
     assert is_swift([str(write("swift.sh", SCRIPT))]) and is_swift(MINIMAL.split())
     assert not is_swift([str(write("other.sh", "# swift rlhf\npython3 -m verl.trainer.main_ppo\n"))])

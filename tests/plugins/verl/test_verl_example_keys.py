@@ -10,13 +10,17 @@ from mtrl_plugins.verl.conversions import VERL_TABLE
 from mtrl_plugins.verl.read_config import read_command
 from tests.conftest import Write
 from tests.plugins.verl.test_verl_keys import ROLLOUT, get_error, get_setting, translate_words
+from tests.trainer.train.jobs import demo_model
 
 
 @pytest.mark.parametrize(
     ("words", "setting", "value"),
     [
         ("data.truncation=left data.filter_overlong_prompts=True", "prompts", 1024),
-        (f"{ROLLOUT}.val_kwargs.do_sample=True {ROLLOUT}.val_kwargs.n=4 {ROLLOUT}.val_kwargs.top_p=0.7", "n", 1),
+        ("data.truncation=left", "prompts", 1024),
+        ("data.prompt_key=question", "prompts", 1024),
+        ("+actor_rollout_ref.model.override_config.max_position_embeddings=32768", "prompts", 1024),
+        (f"{ROLLOUT}.val_kwargs.do_sample=True {ROLLOUT}.val_kwargs.n=4 {ROLLOUT}.val_kwargs.top_p=0.7", "n", 8),
         ("trainer.logger=[console,swanlab,wandb]", "report", ["wandb"]),
         ("trainer.test_freq=False", "evaluation.every", 0),
         ("+recipe=one_step_off_policy", "mode", "one_step_off"),
@@ -32,7 +36,7 @@ def test_key_is_translated(words: str, setting: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("data.truncation=left", "or `data.filter_overlong_prompts=True`"),
+        ("+actor_rollout_ref.model.override_config.max_position_embeddings=64", "write it into the configuration"),
         ("recipe=vla", "the recipe 'vla' is not supported"),
         ("actor_rollout_ref.model.lora.target_modules=[linear_qkv]", "'linear_qkv' is a module of Megatron's models"),
         ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", "write it into the configuration"),
@@ -42,8 +46,28 @@ def test_key_that_changes_the_result_is_refused(words: str, expected: str) -> No
     assert expected in get_error(*words.split())
 
 
+def test_truncation_is_refused_for_a_row_that_is_too_long_and_for_no_other(write: Write) -> None:
+    words = [f"actor_rollout_ref.model.path={demo_model()}", "data.train_files=rows.jsonl", "data.truncation=left"]
+    reward = ["custom_reward_function.path=rewards.py"]
+    write("rows.jsonl", '{"prompt": [{"role": "user", "content": "why?"}]}\n{"prompt": "' + "why " * 600 + '"}\n')
+    expected = get_error(*words, *reward)
+    assert (
+        "the prompt of rows.jsonl:2 has 1800 tokens" in expected
+        and "or `data.filter_overlong_prompts=True`" in expected
+    )
+    write("rows.jsonl", '{"prompt": [{"role": "user", "content": "why?"}]}\n')
+    assert get_setting(translate_words(*words, *reward), "prompts") == 1024
+
+
+def test_positions_of_a_model_that_has_fewer_are_refused(write: Write) -> None:
+    write("model/config.json", '{"max_position_embeddings": 512}')
+    words = "actor_rollout_ref.model.path=model +actor_rollout_ref.model.override_config.max_position_embeddings=4096"
+    assert "{'max_position_embeddings': 4096} is not supported" in get_error(*words.split())
+
+
 def test_recipe_of_the_program_is_its_mode(write: Write) -> None:
     keys = "actor_rollout_ref.model.path=m data.train_files=d algorithm.adv_estimator=grpo rollout.nnodes=1"
+    keys += f" {ROLLOUT}.n=8"
     command = f"python3 -m recipe.one_step_off_policy.main_ppo {keys} trainer.total_training_steps=3"
     file = write("run.sh", f"export VLLM_USE_V1=1\n{command} actor_rollout_ref.actor.ppo_mini_batch_size=1024\n")
     translation = translate(read_command([file.name], ScriptReader(tell=lambda line: None)), VERL_TABLE)
@@ -57,5 +81,6 @@ def test_key_of_the_command_line_overrides_the_script_in_any_spelling(write: Wri
     )
     file = write("run.sh", f"python3 -m verl.trainer.main_ppo {keys} actor_rollout_ref.actor.grad_clip=0.5\n")
     words = ["actor_rollout_ref.actor.optim.clip_grad=0.25", "actor_rollout_ref.actor.ppo_mini_batch_size=1024"]
+    words.append(f"{ROLLOUT}.n=8")
     translation = translate(read_command([file.name, *words], ScriptReader(tell=lambda line: None)), VERL_TABLE)
     assert translation.settings["update"]["max_grad_norm"] == 0.25

@@ -21,6 +21,7 @@ MINIMAL = (
     "algorithm.adv_estimator=grpo",
     "trainer.total_training_steps=10",
     "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+    "actor_rollout_ref.rollout.n=8",
 )
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -135,7 +136,7 @@ def test_key_becomes_setting(word: str, setting: str, value: Any) -> None:
 def test_missing_keys_have_verls_defaults() -> None:
     translation = translate_words()
     for setting, value in {
-        "prompts": 1024, "n": 1, "update.lr": 1e-6, "update.weight_decay": 0.01, "update.betas": [0.9, 0.999],
+        "prompts": 1024, "n": 8, "update.lr": 1e-6, "update.weight_decay": 0.01, "update.betas": [0.9, 0.999],
         "update.gradient_checkpointing": True, "update.minibatches": 4, "algorithm.aggregate": "token",
         "algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2, "algorithm.clip_dual": 3.0, "algorithm.kl": None,
         "limits.assistant_turns": 1, "limits.user_turns": 0, "tools": [], "evaluation.every": 0,
@@ -195,7 +196,8 @@ def test_kept_side_becomes_removed_side(side: str, setting: str) -> None:
     ("word", "expected"),
     [
         ("data.train_batchsize=3", "unknown key\n  remedy: did you mean `data.train_batch_size`?"),
-        ("data.truncation=left", "a truncated prompt is a different task\n  remedy: write `data.truncation=error`"),
+        ("data.prompt_key=left", "'left' is not supported\n  remedy: name the column `prompt`"),
+        (f"{ROLLOUT}.n=1", "nothing would be learned\n  remedy: write `actor_rollout_ref.rollout.n=8`, or `algorithm"),
         ("data.train_files=[3]", "3 is not a path"),
         ("actor_rollout_ref.actor.optim.lr_scheduler_type=wsd", "remedy: write constant or cosine"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=300", "300 prompts do not divide data.train_batch_size 1024"),
@@ -244,7 +246,7 @@ def test_all_errors_are_reported_with_their_lines(tmp_path: Path, monkeypatch: p
     Path("run.yaml").write_text(
         dedent("""
         data:
-          truncation: left
+          prompt_key: left
           shufle: true
         actor_rollout_ref:
           actor:
@@ -254,7 +256,7 @@ def test_all_errors_are_reported_with_their_lines(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError) as caught:
         translate(read_keys(Path("run.yaml"), MINIMAL), VERL_TABLE)
     message = str(caught.value)
-    assert "run.yaml:3: data.truncation: " in message
+    assert "run.yaml:3: data.prompt_key: " in message
     assert "run.yaml:4: data.shufle: unknown key" in message
     assert "run.yaml:7: actor_rollout_ref.actor.entropy_coeff: " in message
 

@@ -110,7 +110,7 @@ def test_words_of_arrays_keep_their_lines(write: Write) -> None:
         python3 -m verl.trainer.main_ppo \
             "${DATA[@]}" \
             "${MODEL[@]}" \
-            algorithm.adv_estimator=grpo trainer.total_training_steps=3 "$@"
+            algorithm.adv_estimator=grpo trainer.total_training_steps=3 actor_rollout_ref.rollout.n=8 "$@"
         """,
     )
     translation = translate_words("run.sh")
@@ -130,7 +130,7 @@ def test_config_with_defaults_references_and_overrides(write: Write) -> None:
           max_response_length: 2048
         actor_rollout_ref:
           model: {path: some/model}
-          rollout: {multi_turn: {tool_config_path: t.yaml}}
+          rollout: {n: 8, multi_turn: {tool_config_path: t.yaml}}
         critic: {model: {path: "${actor_rollout_ref.model.path}"}}
         algorithm: {adv_estimator: grpo}
         trainer: {total_training_steps: 5}
@@ -156,6 +156,7 @@ def test_complete_config_with_old_spellings_and_relative_references(
             ppo_mini_batch_size: ${...data.train_batch_size}
             qat: {enable: false, mode: w4a16}
           model: {path: some/model, mtp: {enable: false, method: mtp}}
+          rollout: {n: 8}
         reward_model: {enable: null, reward_manager: null}
         reward:
           reward_model: {enable: false, model_path: "${oc.select:nobody.said}"}
@@ -174,7 +175,7 @@ def test_complete_config_with_old_spellings_and_relative_references(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("data:\n  truncation: left\n", "mine.yaml:2: data.truncation: a truncated prompt"),
+        ("data:\n  prompt_key: left\n", "mine.yaml:2: data.prompt_key: 'left' is not supported"),
         ("data:\n  train_batch_size: 8\n  train_batch_size: 9\n", "mine.yaml: line 3, column 3: duplicate key"),
         ("data: [\n", "mine.yaml: line 2, column 1: is not valid YAML"),
         ("data:\n  seed: ${data.sede}\n", "mine.yaml:2: data.seed: ${data.sede} refers to an unknown key or variable"),
@@ -201,7 +202,7 @@ def test_error_in_yaml_is_reported_with_its_line(text: str, expected: str, write
         (("grpo_w_interaction", "elsewhere"), "run.sh:14: --config-name: there is no file"),
         (("data.return_raw_chat=True", "data.return_raw_chat='True"), "bash stopped: unexpected EOF while looking"),
         (("main_ppo", "main_generation"), "run.sh: has neither `python3 -m verl.trainer.main_ppo`"),
-        (("data.return_raw_chat", "data.truncation=left data.x"), "run.sh:18: data.x: unknown key"),
+        (("data.return_raw_chat", "data.prompt_key=left data.x"), "run.sh:18: data.x: unknown key"),
     ],
 )
 def test_error_in_script_is_reported_with_its_line(change: tuple[str, str], expected: str, write: Write) -> None:
@@ -256,15 +257,18 @@ def test_translate_accepts_complete_command(run: RunCommand, write: Write) -> No
     write("config/grpo_w_interaction.yaml", CONFIG)
     words = ("python3", "-m", "verl.trainer.main_ppo", "--config-path=config", "--config-name=grpo_w_interaction")
     keys = ("actor_rollout_ref.model.path=m", "data.train_files=org/d", "algorithm.adv_estimator=grpo")
+    expected = run("translate", *words, *keys, "trainer.total_training_steps=3", code=2).output
+    assert "verl's default: actor_rollout_ref.rollout.n: grpo compares the rollouts of a prompt" in expected
+    keys = (*keys, "actor_rollout_ref.rollout.n=8")
     expected = run("translate", *words, *keys, "trainer.total_training_steps=3").output
     assert "steps: 3  # trainer.total_training_steps" in expected
     assert "prompts: 256  # data.train_batch_size" in expected
 
 
 def test_translate_fails_with_places_and_exit_code(run: RunCommand, write: Write) -> None:
-    write("bad.yaml", "data:\n  truncation: left\n")
+    write("bad.yaml", "data:\n  prompt_key: left\n")
     expected = run("translate", "bad.yaml", code=2).output
-    assert "bad.yaml:2: data.truncation" in expected
+    assert "bad.yaml:2: data.prompt_key" in expected
     assert "there is no input" in run("translate", code=2).output
     assert "| `data.train_batch_size` | `prompts` |" in run("translate", "--table").output
 
@@ -272,7 +276,7 @@ def test_translate_fails_with_places_and_exit_code(run: RunCommand, write: Write
 def test_verl_keys_are_accepted_beside_options(run: RunCommand, write: Write) -> None:
     write("config/grpo_w_interaction.yaml", CONFIG)
     write("run.sh", SCRIPT)
-    expected = run("--out", "runs/a=b", "--verl-config", "run.sh", "data.truncation=left", "--dry-run", code=2).output
-    assert "the command line: data.truncation: a truncated prompt" in expected
+    expected = run("--out", "runs/a=b", "--verl-config", "run.sh", "data.prompt_key=left", "--dry-run", code=2).output
+    assert "the command line: data.prompt_key: 'left' is not supported" in expected
     assert "cannot be combined with --config, --resume" in run("--verl-config", "run.sh", "--resume", code=2).output
     assert "`data` is no section there" in run("data.seed=1", code=2).output, "without the option it is of our settings"
