@@ -145,9 +145,7 @@ class _Explainer:
             case "model_type" | "model_attributes_type" | "dict_type":
                 return f"expected a mapping, found {self._describe_value(loc)}", "write `key: value` pairs there"
             case "tuple_type" | "list_type":
-                value = value_at(self.raw, loc)
-                form = f"{loc[-1]}: [{value}]" if isinstance(value, str | int | float) else f"{loc[-1]}: [...]"
-                return f"expected a list, found {self._describe_value(loc)}", f"write `{form}`"
+                return f"expected a list, found {self._describe_value(loc)}", f"write `{loc[-1]}: [...]`"
             case "union_tag_not_found":
                 return "is not a tool", _missing_form_remedy(value_at(self.raw, loc))
             case "string_pattern_mismatch" if loc[-1] == "[key]":

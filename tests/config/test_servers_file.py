@@ -69,7 +69,7 @@ def test_relative_paths_are_resolved_from_the_file(write: Write, load_files: Loa
         ({"url": "http://a", "transport": "stdio"}, "s: `stdio` cannot reach this server"),
         ({"url": "http://a", "isolation": "process"}, "s: `isolation: process` needs a server with `command`"),
         ({"command": "a", "transport": "websocket"}, "s.transport: expected 'stdio', 'sse'"),
-        ({"command": "a", "args": "b"}, "s.args: expected a valid tuple, found a text"),
+        ({"command": "a", "args": "b"}, "s.args: expected a list, found a text"),
         ({"url": "http://a", "authToken": "t"}, "s.authToken: unknown key\n  remedy: did you mean `auth_token`?"),
         ({"url": "http://a", "auto-approve": []}, "s.auto-approve: unknown key\n  remedy: did you mean `autoApprove`?"),
         ({"url": "http://a", "auth_token": "t\n"}, "s.auth_token: contains characters that an HTTP header cannot have"),

@@ -52,7 +52,11 @@ async def test_flood_without_messages_cuts_the_connection_with_its_reason(trick:
         assert result.outcome is Outcome.UNKNOWN
         assert "the server sent" in (result.reason or "") and "more than" in (result.reason or "")
         assert hostile.status.cuts == {CUT[trick]: 1}
-        served = SimpleNamespace(sessions={}, sources=[SimpleNamespace(backend=hostile)], loop_watchdog=LoopWatchdog())
+        served = SimpleNamespace(
+            sessions={},
+            sources=[SimpleNamespace(name=hostile.name, backend=hostile, toolset=hostile)],
+            loop_watchdog=LoopWatchdog(),
+        )
         labels = f'reason="{CUT[trick]}",server="{hostile.name}"'
         assert f"mtrl_mcp_connections_cut_total{{{labels}}} 1.0" in Metrics(served).text.decode()  # type: ignore[arg-type]
 

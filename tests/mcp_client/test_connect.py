@@ -139,3 +139,20 @@ async def call_until_unavailable(server: McpToolset) -> None:
     with anyio.fail_after(PATIENCE_S):
         while (await call_tool(server, "echo", text="x")).outcome is not Outcome.UNAVAILABLE:  # noqa: ASYNC110 (no event)
             await anyio.sleep(0.02)
+
+
+async def test_session_forgotten_by_the_server_is_reopened() -> None:
+    port = free_port()
+    with anyio.fail_after(60):
+        async with Services() as services:
+            async with serve_misbehaving("http", "--listen-port", str(port)) as url:
+                server = McpToolset("it", Server(url=url), services=services)
+                await server.__aenter__()
+            try:
+                async with serve_misbehaving("http", "--listen-port", str(port)):
+                    first = await call_tool(server, "echo", text="x")
+                    assert first.outcome in (Outcome.UNAVAILABLE, Outcome.UNKNOWN)
+                    await wait_until(lambda: server.status.reconnects == 1)
+                    assert (await call_tool(server, "echo", text="again")).text == "again"
+            finally:
+                await server.__aexit__(None, None, None)

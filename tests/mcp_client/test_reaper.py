@@ -14,6 +14,7 @@ import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from gateway.process.reaper import Reaper
+from gateway.types import Task, ToolCall
 from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -53,6 +54,27 @@ async def test_no_process_is_left_when_the_gateway_is_killed(signal_number: sign
         await gateway.wait()
     await gateway.aclose()
     await wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+async def test_server_that_ignores_sigterm_is_killed_with_its_children() -> None:
+    async with misbehaving_toolset("stdio", "--ignore-term") as server:
+        pids = [int((await call_tool(server, tool)).text) for tool in ("pid", "spawn_grandchild")]
+        assert all(is_alive(pid) for pid in pids)
+    await wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("end", ["the session closes", "the server is killed"])
+async def test_no_daemon_of_a_server_is_left(end: str) -> None:
+    """They left its process group and session, cleared their environment, and have no parent."""
+    async with misbehaving_toolset("stdio", isolation="process") as server, server.open(Task()) as session:
+        pid = int((await session.call(ToolCall("1", "pid"))).text)
+        daemons = json.loads((await session.call(ToolCall("2", "spawn_daemons"))).text)
+        assert pid in server.status.children
+        assert len(daemons) == 4 and all(map(is_alive, daemons))
+        if end == "the server is killed":
+            os.kill(pid, signal.SIGKILL)
+            await wait_until(lambda: not any(map(is_alive, daemons)))
+    await wait_until(lambda: not any(map(is_alive, [pid, *daemons])))
 
 
 async def test_server_ends_when_its_supervisor_is_killed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -85,6 +86,30 @@ async def test_policy_reads_and_writes_one_path_in_every_rollout() -> None:
         assert await call(session, "read") == "see /rollout/note.txt, not /rollouts"
         failed = await session.call(ToolCall("1", "write_to", json.dumps({"path": "/rollout/no/such", "text": ""})))
         assert "/rollout/no/such" in failed.text and str(await find_folder(session)) not in failed.text
+
+
+async def test_folder_is_removed_when_the_gateway_is_killed() -> None:
+    script = """
+import anyio, sys
+from tests.mcp_client.test_rollout_folder import notes_toolset, find_folder
+from gateway.types import Task
+
+async def main():
+    async with notes_toolset() as server, server.open(Task()) as session:
+        print(await find_folder(session), flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+    gateway = await anyio.open_process([sys.executable, "-c", script], stderr=None, cwd=Path(__file__).parents[2])
+    assert gateway.stdout is not None
+    with anyio.fail_after(60):
+        folder = Path((await gateway.stdout.receive()).decode().strip())
+        assert folder.exists()  # noqa: ASYNC240
+        os.kill(gateway.pid, signal.SIGKILL)
+        await gateway.wait()
+    await gateway.aclose()
+    await wait_until(lambda: not folder.exists())
 
 
 async def test_state_that_cannot_be_copied_is_the_reason_of_the_failure(tmp_path: Path) -> None:

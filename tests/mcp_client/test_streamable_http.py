@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from gateway.config.models import Server
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request
 from gateway.mcp_client.framing import Inbox
@@ -153,7 +154,7 @@ async def test_redirect_is_followed_only_within_its_origin(location: str) -> Non
 
 
 async def test_cookies_are_never_sent_back() -> None:
-    client = await HttpClients().get_client(URL)
+    client = await HttpClients().for_server(Server(url=URL))(URL)
     assert client.cookies.jar._policy.is_not_allowed("here.test")  # type: ignore[attr-defined]
     request = client.build_request("GET", URL)
     response = httpx2.Response(200, headers={"set-cookie": "a=b"}, request=request)

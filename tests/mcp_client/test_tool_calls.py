@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anyio
 import pytest
 
@@ -56,6 +58,29 @@ async def test_lost_connection_fails_only_its_own_calls_and_reconnects() -> None
 
 
 @all_transports
+async def test_oversized_answer_fails_only_its_own_call(transport: str) -> None:
+    async with misbehaving_toolset(transport, result_bytes=300_000) as server:
+        result = await call_tool(server, "huge", mb=1)
+        assert result.outcome is Outcome.ERROR and "too large" in result.text
+        assert (await call_tool(server, "echo", text="x" * 1000)).outcome is Outcome.OK
+
+
+@all_transports
+async def test_large_answer_within_the_limit_arrives(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        assert len((await call_tool(server, "huge", mb=4)).text) == 4 * 1024 * 1024
+
+
+@all_transports
+async def test_answer_with_a_wrong_id_leaves_the_call_waiting(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        with anyio.move_on_after(0.5) as scope:
+            await call_tool(server, "wrong_id")
+        assert scope.cancelled_caught
+        assert (await call_tool(server, "echo", text="alive")).text == "alive"
+
+
+@all_transports
 async def test_cancelling_a_call_cancels_it_on_the_server(transport: str) -> None:
     started = anyio.Event()
 
@@ -84,6 +109,22 @@ async def test_progress_reaches_the_caller(transport: str) -> None:
         await call_tool(server, "slow", Context(on_progress=progress), seconds=0.05)
         await wait_until(lambda: len(reported) == 2)
     assert sorted(reported) == [0, 1]
+
+
+@all_transports
+async def test_concurrent_calls_get_their_own_answers(transport: str) -> None:
+    answers: dict[int, str] = {}
+
+    async with misbehaving_toolset(transport) as server, server.open(Task()) as session:
+
+        async def call_echo(number: int) -> None:
+            call = ToolCall(str(number), "echo", json.dumps({"text": f"answer {number}"}))
+            answers[number] = (await session.call(call)).text
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(200):
+                tasks.start_soon(call_echo, number)
+    assert answers == {number: f"answer {number}" for number in range(200)}
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import pytest
 from mcp.client import Client
 
 from gateway.client import RemoteGateway
-from tests.mcp_server.clients import CLIENT_MODES, serve_gateway, text_of
+from gateway.native.function import SessionContext
+from gateway.tool_table import Source
+from tests.mcp_server.clients import CLIENT_MODES, native_source, serve_gateway, text_of
 from tests.toolset_conformance.sample_tools import make_call, sample_sources
+from tests.waiting import wait_until
 
 each_protocol = pytest.mark.parametrize("protocol", CLIENT_MODES)
 
@@ -30,6 +35,14 @@ async def test_clients_with_a_connection_have_their_own_sessions() -> None:
         assert len(gateway.sessions) == 2
 
 
+async def test_disconnect_of_the_client_closes_its_session() -> None:
+    async with serve_gateway(sample_sources) as (url, gateway):
+        async with Client(url, mode="legacy") as client:
+            await remember(client, "a")
+            assert len(gateway.sessions) == 1
+        await wait_until(lambda: not gateway.sessions)
+
+
 @each_protocol
 async def test_call_with_a_session_id_runs_in_that_session(protocol: str) -> None:
     async with (
@@ -42,3 +55,35 @@ async def test_call_with_a_session_id_runs_in_that_session(protocol: str) -> Non
         await remember(client, "a", **meta)
         assert (await session.call(make_call("remember", '{"word": "b"}'))).text == '["a", "b"]'
         assert await remember(client, "c", **meta) == '["a", "b", "c"]'
+
+
+@each_protocol
+async def test_progress_arrives_and_cancelling_ends_the_call(protocol: str) -> None:
+    ended: list[bool] = []
+
+    def make_sources() -> Sequence[Source]:
+        async def hang(session: SessionContext) -> None:
+            """Reports, and then never answers."""
+            try:
+                await session.call.on_progress(1, None, "begun")  # type: ignore[misc]
+                await anyio.sleep_forever()
+            finally:
+                ended.append(True)
+
+        return [native_source(hang)]
+
+    started = anyio.Event()
+
+    async def on_progress(*_: Any) -> None:
+        started.set()
+
+    async def call_hang() -> None:
+        await client.call_tool("hang", {}, progress_callback=on_progress)
+
+    async with serve_gateway(make_sources) as (url, _), Client(url, mode=CLIENT_MODES[protocol]) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call_hang)
+            await started.wait()
+            assert not ended
+            tasks.cancel_scope.cancel()
+        await wait_until(lambda: ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from PIL import Image as Pillow
 from gateway.config.models import MediaLimits
 from gateway.media.media_filter import MediaFilter, MediaStore
 from gateway.media.video import DEFAULT_SHOWN_FRAMES, FrameSampling, sample_video
-from gateway.types import Audio, Image, Part, Text, Video
+from gateway.types import Audio, Image, Part, Resource, Text, Video
 from tests.sample_images import (
     COLORS,
     SVG,
@@ -31,6 +32,36 @@ JPEG = encode(plain_image(20, 10), "JPEG")
 
 def filter_parts(*parts: Part, **limits: Any) -> tuple[Part, ...]:
     return MediaFilter(MediaLimits(**limits)).filter_parts_sync(parts).parts
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (Image(decompression_bomb()), "31623x31623 pixels, more than 64000000"),
+        (Image(decompression_bomb(9000, 9000)), "9000x9000 pixels, more than 64000000"),
+        (Image(truncated_png()), "(?i)not a readable image: .*truncated"),
+        (Image(JPEG[:-40]), "(?i)not a readable image: .*truncated"),
+        (Image(b"\x89PNG\r\n\x1a\nnothing"), "not a readable image"),
+        (Image(png()[:20]), "it ends within its header"),
+        (Image(SVG, "image/svg+xml"), "SVG images are not supported; render it to one of png"),
+        (Image(SVG, "image/png"), "SVG images are not supported"),
+        (Image(b"<html><svg>", "image/png"), "11 bytes that are none of png, jpeg, webp, gif, bmp"),
+        (Image(b"", "image/png"), "0 bytes that are none"),
+        (Image(b"\0\0\0\x18ftypisom", "image/png"), "video/mp4 is none of"),
+        (Image(encode(plain_image(), "TIFF"), "image/png"), "image/tiff is none of"),
+        (Image(b"%!PS-Adobe-3.0 EPSF", "image/png"), "bytes that are none of"),
+        (Image(png() + bytes(33 * 1024 * 1024)), "bytes, more than 33554432"),
+        (Audio(bytes(33 * 1024 * 1024)), "bytes, more than 33554432"),
+        (Resource("a", "image/png", data=decompression_bomb()), "31623x31623 pixels"),
+        (Resource("a", "image/svg+xml", data=SVG), "SVG images are not supported"),
+        (Video(decompression_bomb(), "video/webp"), "31623x31623 pixels"),
+    ],
+)
+def test_refused_media_are_replaced_by_a_note(part: Part, words: str) -> None:
+    kept, refused = MediaFilter().filter_parts_sync([Text("a"), part, Text("b")])
+    assert refused == 1 and [type(item) for item in kept] == [Text, Text, Text]
+    assert isinstance(kept[1], Text) and kept[1].text.startswith(f"[{type(part).__name__.lower()} left out: ")
+    assert re.search(words, kept[1].text)
 
 
 def test_a_decompression_bomb_is_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 
 from gateway.gateway import Gateway
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.server_status import ServerStatus
 from gateway.session import GatewaySession
-from gateway.types import Outcome, ToolCall, ToolResult
-from tests.third_party.peers import blocking_stdio, write_servers
+from gateway.types import Outcome, Text, ToolCall, ToolResult
+from tests.servers.start_server import free_port, kill_process_group
+from tests.third_party.peers import BLOCKING_SERVER, PYTHON, blocking_stdio, write_servers
 from tests.waiting import wait_until
 
 HOUR_S = 3600.0
@@ -81,3 +85,43 @@ async def test_blocking_tool_of_a_shared_stdio_server_costs_only_the_calls_under
     assert status.state == "up" and status.reconnects >= 1 and "a ping was not answered" in status.last_loss
     assert "server 'blocking' is down: it hangs" in caplog.text
     assert "was restarted and works again" in caplog.text
+
+
+async def test_stopped_stdio_server_is_restarted_before_anyone_calls(tmp_path: Path) -> None:
+    gateway = open_gateway(tmp_path, blocking_stdio(ping_s=0.5, ping_timeout_s=STILL_S))
+    with anyio.fail_after(2 * WITHIN_S):
+        async with gateway, gateway.open() as session:
+            process = psutil.Process(int((await use_until_it_works(session, "pid")).text))
+            process.suspend()
+            await wait_until(lambda: not process.is_running(), WITHIN_S)
+            answer, told = (await use_until_it_works(session, "pid")).parts
+            assert isinstance(answer, Text) and int(answer.text) != process.pid
+            assert isinstance(told, Text) and "was restarted" in told.text
+            assert "nothing came from it for 0.5 s" in status_of(gateway).last_loss
+
+
+@asynccontextmanager
+async def serve_blocking(port: int) -> AsyncIterator[str]:
+    command = [PYTHON, BLOCKING_SERVER, "streamable-http", str(port)]
+    process = await anyio.open_process(command, stdin=None, stdout=None, stderr=None, start_new_session=True)
+    try:
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        await kill_process_group(process)
+
+
+async def test_blocked_http_server_is_reported_and_connected_to_again(tmp_path: Path) -> None:
+    with anyio.fail_after(2 * WITHIN_S):
+        async with serve_blocking(free_port()) as url:
+            entry = {"url": url, "transport": "http", "ping_timeout_s": 1.0, "connect_timeout_s": 5.0}
+            gateway = open_gateway(tmp_path, entry)
+            async with gateway:
+                await wait_until(lambda: status_of(gateway).state == "up", WITHIN_S)
+                async with gateway.open() as session:
+                    blocked = await use_tool(session, "block", seconds=2 * STILL_S)
+                    assert blocked.outcome is Outcome.TIMEOUT
+                    await wait_until(lambda: status_of(gateway).state in ("restarting", "stale"), WITHIN_S)
+                    assert "a ping was not answered" in status_of(gateway).last_loss
+                    await use_until_it_works(session, "note", text="after")
+                    await wait_until(lambda: status_of(gateway).state == "up", WITHIN_S)
+                    assert status_of(gateway).reconnects >= 1

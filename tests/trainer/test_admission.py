@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.trainer.policy_scripts import make_tasks
 from tests.trainer.rollout_harness import BlockingTool, blocking_turns, open_harness
-from trainer.rollout.admission import EngineSlots
+from trainer.rollout.admission import Admission, EngineSlots
+from trainer.rollout.settings import ConcurrencySettings
 
 
 async def test_rollout_that_waits_for_a_tool_frees_its_engine_slot() -> None:
@@ -182,3 +183,34 @@ def test_engine_slots_go_by_rank_and_are_never_lost(count: int, operations: list
                 last_users.cancel_scope.cancel()
 
     anyio.run(main)
+
+
+async def test_long_waiting_rollout_lets_exactly_one_more_start() -> None:
+    admission = Admission(ConcurrencySettings(inflight_rollouts=2), patience_s=1e-6)
+    started: list[str] = []
+
+    async def run_rollout(name: str) -> None:
+        slot = await admission.acquire()
+        async with slot:
+            started.append(name)
+            await release_events[name].wait()
+        slot.release()
+
+    release_events = {name: anyio.Event() for name in "abc"}
+    with anyio.fail_after(60):
+        waiting_slot = await admission.acquire()
+        async with anyio.create_task_group() as running:
+            for number, name in enumerate(release_events):
+                running.start_soon(run_rollout, name)
+                while len(started) < min(number + 1, 2):
+                    await anyio.lowlevel.checkpoint()
+            await let_tasks_run()
+            assert started == ["a", "b"], "two generate, and one waits for something else"
+            waiting_slot.release()
+            await let_tasks_run()
+            assert started == ["a", "b"]
+            release_events["a"].set()
+            while len(started) < 3:
+                await anyio.lowlevel.checkpoint()
+            release_events["b"].set()
+            release_events["c"].set()

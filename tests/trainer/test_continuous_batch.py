@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer import tiny_models
 from tests.trainer.torch_engines import LONG, SHORT, StepGate, engine
-from trainer.engine.base import EngineError, Sampling
+from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.torch import TorchEngine, continuous_batch
 
 __all__ = ["engine"]
@@ -128,6 +128,20 @@ async def test_abort_returns_the_ids_so_far(engine: TorchEngine, monkeypatch: py
         assert generation.ids == tiny_models.generate_greedy(
             tiny_models.load_model(), tiny_models.random_prompt(10), len(generation.ids)
         )
+
+
+async def test_abort_ends_waiting_requests_while_paused(engine: TorchEngine) -> None:
+    await engine.pause()
+    results: list[Generation] = []
+
+    async def generate() -> None:
+        results.append(await engine.generate(tiny_models.random_prompt(10), LONG))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generate)
+        await anyio.wait_all_tasks_blocked()
+        await engine.abort()
+    assert results == [Generation((), (), "abort", 0, 0, prompt_tokens=10)]
 
 
 async def test_cancelled_request_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,16 @@ def test_ledger_equal_to_the_full_render_has_no_drift() -> None:
     assert find_drifts(template, ledger + _wrote(template, "So.<|im_end|>", text_turn("So.")), [TOOL]) == ()
 
 
+def test_whitespace_is_drift_unless_ignored() -> None:
+    template = make_template(HERMES)
+    ledger = _opened(template) + _wrote(template, "A gnu.\n <|im_end|>", text_turn("A gnu."))
+    (drift,) = find_drifts(template, ledger, [TOOL])
+    assert drift.cause is Cause.WHITESPACE and not drift.is_harmless
+    assert drift.token == len(template.encode_prompt(TASK, [TOOL]))
+    ignoring = make_template(HERMES, Settings(sanity="ignore_strippable"))
+    assert find_drifts(ignoring, ledger, [TOOL]) == ()
+
+
 @pytest.mark.parametrize("sanity", ["strict", "ignore_strippable", "disable"])
 def test_changed_words_are_drift_unless_the_check_is_disabled(sanity: Sanity) -> None:
     template = make_template(HERMES, Settings(sanity=sanity))
@@ -58,6 +68,17 @@ def test_reformatted_json_of_a_call_has_its_cause() -> None:
     ledger = _asked(template, ledger, tool_replies(make_calls("gnu"), "found"))
     (drift,) = find_drifts(template, ledger, [TOOL])
     assert drift.cause is Cause.ARGUMENTS_REFORMATTED and drift.is_harmless
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwq"])
+def test_dropped_reasoning_has_its_cause(name: str) -> None:
+    template = make_template(FAMILIES[name])
+    turn = {**text_turn("A gnu."), "reasoning_content": "Hm."}
+    text = "<think>\nHm.\n</think>\n\nA gnu.<|im_end|>".removeprefix(template.prefill)
+    ledger = _asked(template, _opened(template) + _wrote(template, text, turn), _why(template))
+    (drift,) = find_drifts(template, ledger, [TOOL])
+    assert drift.cause is Cause.REASONING_STRIPPED and drift.is_harmless
+    assert "Hm." in drift.got and "Hm." not in drift.expected
 
 
 def test_same_text_in_other_tokens_is_retokenised() -> None:

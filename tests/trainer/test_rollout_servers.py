@@ -18,7 +18,7 @@ from tests.trainer.policy_scripts import HERMES, make_tasks, render_calls, scrip
 from trainer.engine.scripted import ScriptedEngine
 from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
-from trainer.rollout.rollout import StopReason
+from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.scheduler import Group, Scheduler
 from trainer.rollout.settings import ConcurrencySettings, RolloutLimits
 from trainer.view.counters import RolloutCounters
@@ -57,6 +57,32 @@ async def run_groups(
                 groups_by_task = {group.task.id: group async for group in groups}
             assert not gateway.sessions
     return groups_by_task, counts
+
+
+def join_answers(rollout: Rollout) -> str:
+    return str([message["content"] for entry in rollout.ledger for message in entry.messages])
+
+
+async def test_server_crash_ends_only_the_rollout_that_called_it(folder: Path) -> None:
+    texts = {"dies": (render_calls(("crash", {"code": 3})), "never written"), "lives": ECHO}
+    groups_by_task, counts = await run_groups(folder, texts, isolation="process")
+    assert [rollout.stop for rollout in groups_by_task["lives"].rollouts] == [StopReason.DONE] * 2
+    assert all("still here" in join_answers(rollout) for rollout in groups_by_task["lives"].rollouts)
+    assert groups_by_task["dies"].dropped and len(groups_by_task["dies"].failed) == 2
+    for rollout in groups_by_task["dies"].failed:
+        assert rollout.stop is StopReason.TOOL_FAILED and rollout.rewards == {} and rollout.reason
+        assert rollout.ledger.entries[-1].outcomes[0].is_infrastructure
+    snapshot = counts.snapshot()
+    assert (snapshot.stops[StopReason.TOOL_FAILED], snapshot.stops[StopReason.DONE]) == (2, 2)
+
+
+async def test_crashed_shared_server_restarts_for_later_rollouts(folder: Path) -> None:
+    pid_turns = (render_calls(("pid", {})), "done")
+    texts = {"before": pid_turns, "dies": (render_calls(("crash", {})), "never written"), "after": pid_turns}
+    groups_by_task, _ = await run_groups(folder, texts, count=1, admission=ConcurrencySettings(inflight_rollouts=1))
+    assert groups_by_task["dies"].dropped and groups_by_task["dies"].failed[0].stop is StopReason.TOOL_FAILED
+    pids = [groups_by_task[name].rollouts[0].ledger.entries[2].messages[0]["content"] for name in ("before", "after")]
+    assert pids[0] != pids[1] and all(text.isdigit() for text in pids)
 
 
 async def test_hanging_tool_times_out_without_delaying_other_rollouts(folder: Path) -> None:

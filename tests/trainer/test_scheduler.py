@@ -15,6 +15,7 @@ from tests.trainer.rollout_harness import BlockingTool, blocking_turns, open_har
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.scripted import Answer, Script
 from trainer.rollout.rollout import StopReason
+from trainer.rollout.steppers import ToolsAndFeedback, Turn
 
 
 async def test_groups_are_yielded_in_the_order_in_which_they_finish() -> None:
@@ -102,6 +103,19 @@ async def test_refill_that_avoids_the_tool_that_failed_takes_no_place() -> None:
     assert Counter(rollout.stop for rollout in group.failed) == {StopReason.TOOL_FAILED: 2, StopReason.CANCELLED: 4}
     set_aside = next(rollout for rollout in group.failed if rollout.stop is StopReason.CANCELLED)
     assert "it did without `search`" in set_aside.reason and set_aside.rewards == {}
+
+
+async def test_exception_in_a_stepper_fails_only_its_own_rollouts() -> None:
+    class FailingStepper(ToolsAndFeedback):
+        def check_finished(self, turn: Turn) -> Any:
+            if turn.task.id == "b":
+                raise KeyError("no such thing")
+            return super().check_finished(turn)
+
+    async with open_harness({"*": ("done",)}, stepper=FailingStepper()) as harness:
+        groups = await harness.run_all(make_tasks("a", "b", "c"), 2, max_retries=0)
+    failed_reasons = {group.task.id: [rollout.reason for rollout in group.failed] for group in groups}
+    assert failed_reasons == {"a": [], "b": ["KeyError: 'no such thing'"] * 2, "c": []}
 
 
 async def test_leaving_the_block_cancels_all_calls_and_closes_all_sessions() -> None:

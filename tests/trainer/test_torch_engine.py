@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tests.trainer import tiny_models
 from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.torch import TorchEngine
+from trainer.engine.torch.dense_model import DenseModel
+from trainer.engine.torch.kv_cache import Chunk, KVCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = Sampling(max_tokens=24, temperature=0)
@@ -168,6 +170,42 @@ def test_whole_batches_give_the_models_logprobs_whatever_is_beside(family: str) 
         anyio.run(check, requests)
 
     run()
+
+
+async def test_siblings_share_a_lane_until_they_sample_different_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, chunk_counts = tiny_models.load_model(), []
+    forward = DenseModel.__call__
+
+    def count_chunks(model: DenseModel, chunks: list[Chunk], kv_cache: KVCache) -> torch.Tensor:
+        chunk_counts.append(len(chunks))
+        return forward(model, chunks, kv_cache)
+
+    monkeypatch.setattr(DenseModel, "__call__", count_chunks)
+    same_prompts = [(0, 20, Sampling(max_tokens=length, temperature=0)) for length in (4, 9, 9, 6)]
+    async with TorchEngine(model) as engine:
+        for (_, length, sampling), generation in zip(
+            same_prompts, await _generate_all(engine, same_prompts), strict=True
+        ):
+            assert generation.ids == tiny_models.generate_greedy(
+                model, tiny_models.random_prompt(length, seed=0), sampling.max_tokens
+            )
+    assert chunk_counts == [1] * 9
+
+    sampled_prompts = [(0, 20, Sampling(max_tokens=12 - seed, temperature=0.5, seed=seed)) for seed in range(8)]
+    async with TorchEngine(model) as engine:
+        chunk_counts.clear()
+        batched = await _generate_all(engine, sampled_prompts)
+        counts = list(chunk_counts)
+    assert counts[0] == 1 < max(counts) <= 8
+    for request, generation in zip(sampled_prompts, batched, strict=True):
+        async with TorchEngine(model) as engine:
+            (alone,) = await _generate_all(engine, [request])
+        assert (generation.ids, generation.logprobs, generation.finish_reason) == (
+            alone.ids,
+            alone.logprobs,
+            alone.finish_reason,
+        )
+    assert len({generation.ids[:4] for generation in batched}) > 1
 
 
 async def test_long_prompts_are_prefilled_in_chunks_next_to_decoding() -> None:

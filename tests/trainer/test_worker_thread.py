@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import anyio
 import pytest
 
 from trainer.worker_thread import WorkerThread
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def thread() -> Iterator[WorkerThread]:
     with WorkerThread("mine") as thread:
         yield thread
+
+
+async def test_concurrent_calls_run_one_after_the_other(thread: WorkerThread) -> None:
+    inside, most, results = 0, 0, {}
+
+    def act(number: int) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        inside -= 1
+        return number * number
+
+    async def ask(number: int) -> None:
+        results[number] = await thread.run(lambda: act(number))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(ask, number)
+    assert most == 1 and results == {number: number * number for number in range(10)}
 
 
 async def test_cancelled_caller_leaves_when_its_call_ends(thread: WorkerThread) -> None:
@@ -42,3 +67,33 @@ async def test_cancelled_caller_leaves_when_its_call_ends(thread: WorkerThread) 
             tasks.cancel_scope.cancel()
             go_on.set()
     assert over.is_set() and not left_early
+
+
+INTERRUPTED = """
+import os, signal
+import anyio
+from trainer.worker_thread import WorkerThread
+
+def act():
+    os.kill(os.getpid(), signal.SIGINT)
+    print("told", flush=True)
+    signal.sigtimedwait([], 0.2)  # the interrupt is handled while it runs
+    print("over", flush=True)
+
+async def main():
+    with WorkerThread("mine") as thread:
+        await thread.run(act)
+
+try:
+    anyio.run(main)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_during_a_call_ends_the_program_after_it() -> None:
+    """On asyncio, where training runs, and which cancels the main task as no scope does."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout.split() == ["told", "over", "interrupted"], done.stderr

@@ -12,6 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from gateway.config.models import Server
 from gateway.errors import GatewayError
 from gateway.mcp_client.auth import oauth_http
 from gateway.mcp_client.auth.credentials import AuthError
@@ -170,7 +171,9 @@ async def test_server_of_the_internet_leads_to_no_address_of_this_machine(host: 
     async with aclosing(HttpClients()) as clients:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.setblocking(False)
-            http = OAuthHttp(clients.get_client, "https://93.184.215.14/mcp", None)
+            http = OAuthHttp(
+                clients.for_server(Server(url="https://93.184.215.14/mcp")), "https://93.184.215.14/mcp", None
+            )
             with pytest.raises(AuthError, match="loopback address"):
                 await http.get(f"https://{host}:{listener.getsockname()[1]}/metadata", "its metadata")
             with pytest.raises(BlockingIOError):
@@ -188,7 +191,7 @@ async def test_address_that_was_checked_is_the_one_that_is_connected_to(monkeypa
     monkeypatch.setattr(anyio, "getaddrinfo", look_up)
     async with serve_protected() as server, aclosing(HttpClients()) as clients:
         port = server.authorization.url.rpartition(":")[2]
-        http = OAuthHttp(clients.get_client, "http://127.0.0.1/mcp", None)
+        http = OAuthHttp(clients.for_server(Server(url="http://127.0.0.1/mcp")), "http://127.0.0.1/mcp", None)
         http._plain_hosts.add("rebinding.example")
         answer = await http.get(f"http://rebinding.example:{port}{METADATA}", "its metadata")
         assert answer.status == 200 and looked_up == ["rebinding.example", "127.0.0.1"]

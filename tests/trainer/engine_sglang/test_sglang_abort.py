@@ -10,11 +10,13 @@ import pytest
 from anyio.abc import TaskGroup
 
 from tests.trainer.engine_sglang.engine_harness import opened
-from tests.trainer.engine_sglang.fake_sglang import IDS, Fake
+from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, weights
 from tests.waiting import wait_until
 from trainer.engine.base import Generation, Sampling
 from trainer.engine.sglang.http_client import SGLangClient
 from trainer.engine.sglang.sglang_engine import SGLangEngine
+
+NOTHING = Generation((), (), "abort")
 
 
 @asynccontextmanager
@@ -58,6 +60,30 @@ async def test_abort_between_two_requests_ends_the_turn(monkeypatch: pytest.Monk
     assert ended["t/1"].finish_reason == "abort"
     assert 0 < len(ended["t/1"].ids) == len(ended["t/1"].logprobs) < 400
     assert not {*ended["t/1"].ids} & {*sampling.banned_ids}
+
+
+async def test_abort_ends_a_turn_that_waits_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, sent, go = Fake(), anyio.Event(), anyio.Event()
+    took = fake.from_tensor
+
+    async def slowly(body: object) -> object:
+        sent.set()
+        await go.wait()
+        return await took(body)
+
+    monkeypatch.setattr(fake, "from_tensor", slowly)
+    async with writing(fake) as (engine, tasks, ended):
+        tasks.start_soon(engine.publish, weights(1), 1)
+        await sent.wait()
+        for key in ("t/1", "t/2"):
+            tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3))
+        await anyio.wait_all_tasks_blocked()
+        await engine.abort("t/1")
+        await wait_until(lambda: ended)
+        assert ended == {"t/1": NOTHING}
+        go.set()
+        await wait_until(lambda: len(ended) == 2)
+    assert ended["t/2"].finish_reason == "length" and ended["t/2"].version == 1
 
 
 async def test_abort_ends_a_turn_on_a_server_presumed_lost() -> None:

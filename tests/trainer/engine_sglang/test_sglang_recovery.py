@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from tests.trainer.engine_sglang.engine_harness import opened, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, reads, weights
 from tests.waiting import wait_until
-from trainer.engine.base import Sampling
+from trainer.engine.base import Generation, Sampling
 from trainer.engine.sglang import health, replica
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
@@ -27,6 +27,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_INTERVAL_S", 0.02)
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.2)
     monkeypatch.setattr(replica, "EXTERNAL_RECOVERY_S", 20.0)
+
+
+async def test_turns_of_a_hanging_server_are_generated_by_another() -> None:
+    first, second = Fake(hold_at=1), Fake()
+    ended: list[Generation] = []
+
+    async def write() -> None:
+        ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
+
+    async with opened(first, second) as engine, anyio.create_task_group() as tasks:
+        await engine.publish(weights(1), 1)
+        tasks.start_soon(write)
+        await wait_until(lambda: first.writing)
+        first.hung = True
+        await wait_until(lambda: ended)
+        assert not engine.replicas[0].up and engine.replicas[0].load == 0
+    assert len(ended[0].ids) == 4 and ended[0].version == 1
+    assert second.bodies("/generate")[-1]["input_ids"] == list(IDS)
 
 
 async def test_slow_server_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,40 @@ from trainer.engine.torch import threads as torch_threads
 from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.policy.microbatch import shared_cost, split_micro_batches
 
+PREFIX = tuple(range(80))
+
+
+def rows_of(*groups: int) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Groups of so many rows: 80 tokens that all of a group share, and 10 of each row's own."""
+    ids, names = [], []
+    for group, count in enumerate(groups):
+        ids += [(1000 + group, *PREFIX[1:], *(2000 + 100 * row + token for token in range(10))) for row in range(count)]
+        names += [group] * count
+    return ids, names
+
 
 def split(ids: list[tuple[int, ...]], groups: list[int], most: int) -> list[tuple[int, int]]:
     return [(part.start, part.stop) for part in split_micro_batches(ids, groups, most)]
+
+
+def test_shared_prefix_counts_once_and_groups_stay_together() -> None:
+    ids, groups = rows_of(4, 4, 4)
+    assert shared_cost(ids[:4]) == 120 and sum(map(len, ids[:4])) == 360
+    assert split(ids, groups, 299) == [(0, 4), (4, 8), (8, 12)]
+    assert split(ids, groups, 300) == [(0, 8), (8, 12)]
+    assert split(ids, groups, 1000) == [(0, 12)]
+
+
+def test_group_that_does_not_fit_is_cut_and_a_longer_row_is_alone() -> None:
+    ids, groups = rows_of(8)
+    assert split(ids, groups, 130) == [(0, 3), (3, 6), (6, 8)]
+    assert split(ids, groups, 50) == [(row, row + 1) for row in range(8)]
+    assert split([], [], 50) == []
+
+
+def test_rows_of_other_groups_share_what_the_row_before_has() -> None:
+    ids = [(*PREFIX, 1000 + row) for row in range(6)]
+    assert split(ids, list(range(6)), 120) == [(0, 4), (4, 6)]
 
 
 @given(

@@ -38,6 +38,18 @@ def released() -> Iterator[threading.Event]:
 BLOCKING = "released = None\nasync def score(attempt):\n    if attempt.answer == '#### 8':\n        {}\n    return 1\n"
 
 
+async def test_blocking_async_function_costs_its_rollout_and_no_later_one(
+    write: Write, released: threading.Event
+) -> None:
+    scorer = make_scorer(write(BLOCKING.format("released.wait()")), 0.05, released=released)
+    with anyio.fail_after(60):
+        group = await scorer.score(TASK, answer_group("#### 8"))
+        assert "returned nothing within 0.05 s, its `timeout_s`; rollout" in reasons(group)[0] and group.scored == ()
+        component = scorer._components["mine"]
+        component.settings = component.settings.model_copy(update={"timeout_s": 20.0})  # The test is not about speed.
+        assert [scored.reward for scored in (await scorer.score(TASK, answer_group("#### 7"))).scored] == [1.0]
+
+
 async def test_blocking_async_function_does_not_block_the_run(write: Write, released: threading.Event) -> None:
     started = threading.Event()
     source = BLOCKING.format("started.set(); released.wait()")
@@ -47,6 +59,26 @@ async def test_blocking_async_function_does_not_block_the_run(write: Write, rele
             scoring.start_soon(scorer.score, TASK, answer_group("#### 8"))
             await anyio.to_thread.run_sync(started.wait, 15)
             released.set()  # Runs in the event loop, which would be blocked otherwise.
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 1 / 0", "raised ZeroDivisionError: division by zero ("),
+        ("import sys; sys.exit(3)", "raised SystemExit: 3"),
+        ("raise TimeoutError('mine')", "raised TimeoutError: mine"),
+        ("import asyncio; raise asyncio.CancelledError", "raised CancelledError"),
+        ("return 'much'", "returned 'much'"),
+        ("return score(attempt)", "returned <coroutine"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_failing_async_function_costs_only_its_rollout(write: Write, body: str, message: str) -> None:
+    scorer = make_scorer(write(BLOCKING.format(body)))
+    for _ in range(2):  # The event loop still runs afterwards.
+        with anyio.fail_after(60):
+            group = await scorer.score(TASK, answer_group("#### 7", "#### 8"))
+        assert [scored.rollout.index for scored in group.scored] == [0] and message in reasons(group)[0]
 
 
 async def test_calls_queued_behind_a_blocked_one_are_dropped_after_the_deadline(

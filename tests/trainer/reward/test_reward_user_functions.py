@@ -94,6 +94,19 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.mark.parametrize("more", [{}, {"batched": True}])
+async def test_hanging_function_fails_its_rollouts(
+    write: Write, released: threading.Event, more: dict[str, bool]
+) -> None:
+    folder = write("released = None\ndef score(attempt):\n    released.wait()\n    return 1.0\n")
+    scorer = Scorer(reward_settings(right=RIGHT, mine=COMPONENT | {"timeout_s": 0.05} | more), folder)
+    sys.modules["my_rewards"].released = released  # type: ignore[attr-defined]
+    with anyio.fail_after(60):
+        group = await scorer.score(TASK, answer_group("#### 7", "#### 8"))
+    assert group.scored == () and len(reasons(group)) == 2
+    assert all("returned nothing within 0.05 s, its `timeout_s`; rollout" in reason for reason in reasons(group))
+
+
 async def test_hanging_function_does_not_delay_other_groups(write: Write, released: threading.Event) -> None:
     folder = write("released = None\ndef score(attempt):\n    return attempt.truth == '7' or released.wait() or 0\n")
     scorer = Scorer(reward_settings(mine=COMPONENT), folder)

@@ -17,6 +17,7 @@ from tests.trainer.train.jobs import SMALL
 from tests.waiting import PATIENCE_S
 from trainer.data.curriculum import Curriculum, TaskStream
 from trainer.reward.scorer import Scorer
+from trainer.rollout.rollout import StopReason
 from trainer.train.collect import StepCollector, StepRollouts
 from trainer.train.modes import AsyncRollouts
 from trainer.train.settings import TrainSettings
@@ -152,3 +153,18 @@ async def test_unfinished_groups_are_drawn_again_after_a_stop_and_finished_rollo
     again = TaskStream(Curriculum(), {None: make_tasks(*NAMES)})
     again.restore(position)
     assert draw_ids(again, 5) == [slow, *task_order(6)[3:], task_order(7)[6]]
+
+
+async def test_step_continues_with_fewer_groups_after_an_infrastructure_failure() -> None:
+    tool, lost = BlockingTool(), task_order(1)[0]
+    async with open_harness({name: blocking_turns(name) for name in NAMES if name != lost}, tool.block) as at:
+        run = QueueRun(at, tool, max_retries=0)
+        for name in NAMES:
+            tool.event(name).set()
+        async with run.source:
+            await wait_all_tasks_blocked()
+            taken = await run.take()
+    assert task_ids(taken) == [task_order(2)[1]] and {one.stop for one in taken.rollouts if one.task == lost} == {
+        StopReason.ERROR
+    }
+    assert sum(taken.lost_reasons.values()) == 2

@@ -102,7 +102,7 @@ MISTAKES: Mapping[str, Mistake] = {
     "lora at the top": in_file("you probably mean `update.lora`", lora={"rank": 8}),
     "TRL's learning rate": in_file("you probably mean `update.lr`", learning_rate=1e-5),
     "turns by verl's name": in_file("you probably mean `limits.assistant_turns`", max_turns=4),
-    "a reporter without a list": in_file("report: expected a list", "write `report: [wandb]`", report="wandb"),
+    "a reporter without a list": in_file("report: expected a list", "write `report: [...]`", report="wandb"),
     "no rollouts": in_file("n: expected greater than 0, found 0", "leave it out: it is then 8", n=0),
     "a group of one": in_file("n is 1", "nothing would be learned", "set `n: 8`", n=1),
     "a critic that is missing": in_file(

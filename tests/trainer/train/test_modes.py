@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.jobs import small_job
 from tests.trainer.train.trainings import NATIVE
 from trainer.data.curriculum import TaskStream
@@ -121,6 +122,11 @@ def tasks_by_group(run: Path) -> dict[str, str]:
     return {one.group: one.task for one in Rollouts(run)}
 
 
+def test_asynchronous_run_draws_each_task_once_in_order(flow: Path) -> None:
+    asked = tasks_by_group(flow)
+    assert Counter(asked.values()) == expected_draws(make_job("", "asynchronous"), len(asked))
+
+
 @pytest.mark.parametrize("mode", ["one_step_off", "asynchronous"])
 async def test_resumed_run_repeats_rollouts_that_were_under_way(
     mode: str, tools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,3 +154,30 @@ async def test_resumed_run_repeats_rollouts_that_were_under_way(
     for step in (2, 3, 5):
         console = string_console()
         assert await replay_step(run, step, console), console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_killed_asynchronous_run_counts_nothing_twice(tools: str, tmp_path: Path) -> None:
+    settings, run = make_job(tools, "asynchronous", max_staleness=2, evaluation={"every": 0}), tmp_path / "run"
+    (tmp_path / "run.yaml").write_text(settings.model_dump_json())
+    command, metrics = ("-m", "trainer.cli", "--out", "run"), run / "metrics.jsonl"
+    with run_process(tmp_path, *command, "--config", "run.yaml") as process:
+        wait_until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 1, process)
+        process.kill()
+    with run_process(tmp_path, *command, "--resume") as process:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, output
+    assert [line["step"] for line in read_metrics_without_times(run)] == [*range(1, STEPS + 1)]
+    asked = tasks_by_group(run)
+    assert len(Rollouts(run)) == len({(one.group, one.index) for one in Rollouts(run)}) == len(asked) * N
+    assert Counter(asked.values()) == expected_draws(settings, len(asked))
+
+
+@pytest.mark.parametrize("step", [1, 4])
+async def test_step_with_several_policy_versions_is_replayed(
+    step: int, off: Path, flow: Path, one_thread: None
+) -> None:
+    for run in (off, flow):
+        console = string_console()
+        assert await replay_step(run, step, console), console.file.getvalue()  # type: ignore[attr-defined]
+        output = console.file.getvalue()  # type: ignore[attr-defined]
+        assert f"{PROMPTS * N} rollouts of step {step}; 0 differ" in output

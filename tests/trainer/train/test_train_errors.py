@@ -16,7 +16,7 @@ import torch
 import trainer.policy.lora
 import trainer.policy.memory_plan
 from tests.trainer.train.jobs import ROOT, SMALL, demo_model
-from tests.trainer.train.trainings import Run, list_checkpoints, read_run_metrics, user_reward, write_config
+from tests.trainer.train.trainings import NUMBERS, Run, list_checkpoints, read_run_metrics, user_reward, write_config
 from trainer.policy.policy import Policy
 from trainer.storage.rollout_file import Rollouts
 
@@ -56,6 +56,34 @@ def test_steps_before_one_without_scores_are_saved_and_the_resumed_run_trains_as
     run("--config", file, "--out", "undisturbed")
     assert read_run_metrics("r") == read_run_metrics("undisturbed")
     assert len(Rollouts(Path("r"))) == len(Rollouts(Path("undisturbed"))) == 16
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise KeyError('turn')", "mine raised KeyError: 'turn' ("),
+        ("return None", "mine returned None, not a list of "),
+        ("return [1.0]", "mine returned 1 weights for "),
+    ],
+)
+def test_failing_user_round_weights_end_the_run_which_resumes_once_fixed(run: Run, body: str, says: str) -> None:
+    file = token_weights_file(body)
+    run_file = write_config(steps=1, algorithm={"name": "dapo", "credit": {"trained_turns": f"{file}:mine"}})
+    output = run("--config", run_file, "--out", "r", code=2)
+    assert "mtrl-train: algorithm.credit.trained_turns: rollout 1-0-0/" in output and says in output
+    assert "remedy: fix that function, then continue with --resume" in output and "Traceback" not in output
+    assert len(Rollouts(Path("r"))) == 4, "what was over is saved"
+    Path(file).write_text("def mine(ledger):\n    return ledger.mask\n")
+    sys.modules.pop(Path(file).stem)
+    run("--resume", "--out", "r")
+    assert [line["step"] for line in read_run_metrics("r")] == [1]
+
+
+def token_weights_file(body: str) -> str:
+    """A function of the user's own that weighs tokens."""
+    name = f"rounds_{next(NUMBERS)}.py"
+    Path(name).write_text(f"def mine(ledger):\n    {body}\n")
+    return name
 
 
 def fill_with_nan(weights: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import MetricsWriter, dump_metrics, read_metrics
 
 
@@ -80,3 +81,17 @@ def file_size_limit(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_disk_full_in_mid_line_leaves_no_partial_line(tmp_path: Path) -> None:
+    file = write_metrics(tmp_path)
+    whole = file.read_bytes()
+    with MetricsWriter(file) as metrics:
+        with (
+            file_size_limit(len(whole) + 10),
+            pytest.raises(RunError, match=r"ulimit -f.*continue with `mtrl-train --resume"),
+        ):
+            metrics.add(4, {"reward/mean": 1.0})
+        assert file.read_bytes() == whole
+        metrics.add(4, {"reward/mean": 1.0})
+    assert len(read_metrics(file)) == 5

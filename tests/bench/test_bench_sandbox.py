@@ -1,0 +1,25 @@
+"""Tests that the benchmark of sandboxes measures every row and loses nothing; no time is checked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.sandbox import SMALL
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCH / "sandbox.py"), "--small", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "sandbox.json").read_text())
+    for name in ("commands", "servers", "spares", "calls"):
+        row = results[name]
+        assert row["bare_ms"] > 0 and row["ratio"] == row["sandbox_ms"] / row["bare_ms"]
+    assert (results["many"]["sandboxes"], results["many"]["lost"]) == (SMALL.at_once, 0)
+    assert len(results["promises"]) == 3
+    assert "0 lost" in (tmp_path / "sandbox.md").read_text()
