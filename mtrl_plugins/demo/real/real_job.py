@@ -310,13 +310,12 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def describe_run(model: Path, size: Size) -> dict[str, Any]:
-    """When, where, with what and how it was run."""
+    """When, where, with what and at which size it was run."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
         "versions": {name: version(name) for name in SYSTEM_PACKAGES},
         "model": PACKAGE if model.name == "smollm2-135m-instruct" else model.name,
-        "command": " ".join(["python", "-m", "mtrl_plugins.demo.real.real_job", *sys.argv[1:]]),
         "size": asdict(size),
     }
 
