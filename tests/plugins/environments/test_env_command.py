@@ -154,4 +154,4 @@ def test_check_says_what_is_installed_and_what_the_environment_says(run: Run, mo
     stop_hosts()
     assert found.exit_code == 0, found.output
     assert "(gymnasium 1.4.0): actions by the tools step; seed 0 begins with" in found.output
-    assert "[S]FFF" in found.output and "1000 rows of environment" in found.output
+    assert "[S]FFF" in found.output and "1,000 rows of environment" in found.output
