@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +29,6 @@ DECODED = {1: 32, 16: 16, 64: 8}
 """Sequences at once, and the ids that each of them decodes."""
 TRIES = 3
 Prompts = list[list[int]]
-Generate = Callable[[Prompts, int], None]
 
 
 def main() -> None:

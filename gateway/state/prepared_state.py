@@ -15,6 +15,7 @@ import anyio
 from anyio import to_thread
 
 from gateway.errors import SessionError, Unavailable
+from gateway.state import MAX_NAME
 from gateway.state.git_content import StateTooLarge
 from gateway.state.mounted_state import open_mounted
 from gateway.state.state_hash import hash_state
@@ -24,7 +25,6 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 MAX_ARCHIVE_BYTES = 4 * 2**30
 LARGE_BYTES, LARGE_FILES = 2**24, 1_000
 """A copy of more takes a while."""
-MAX_NAME = 200
 HASH_S = 50.0
 """Less than a session's limit for its last rewards."""
 _FICLONE = 0x40049409

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +10,6 @@ import anyio
 
 from gateway.feedback.base import BaseInteraction
 from gateway.feedback.gsm8k import compute_score
-from gateway.types import ToolCall
 
 
 class Recorder(BaseInteraction):
@@ -114,8 +111,3 @@ def make_chat(*texts: str) -> list[dict[str, Any]]:
     """A chat with a question and these answers of the policy."""
     question = {"role": "user", "content": "What is 40 + 2?"}
     return [question, *({"role": "assistant", "content": text} for text in texts)]
-
-
-def feedback_call(name: str, messages: Sequence[dict[str, Any]]) -> ToolCall:
-    """A call of an interaction's tool."""
-    return ToolCall("c1", f"feedback_{name}", json.dumps({"messages": messages}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -62,6 +63,47 @@ class RecordedProgress(TrainingProgress):
         measured = {name.replace("__", "/"): value for name, value in metrics.items()} | self.take_metrics()
         self.end_step(step, measured)
         return measured
+
+
+def test_panel_fits_eighty_columns() -> None:
+    progress = RecordedProgress()
+    progress.end_step(0, {"eval/greedy": 0.3})
+    for step in range(1, 5):
+        progress.run_step(
+            step,
+            reward__mean=step / 10,
+            reward__std=0.5,
+            reward__outcome=step / 8,
+            reward__tools=0.05,
+            success__sampled=step / 5,
+            entropy=0.41,
+            kl__old=1e-5,
+            mismatch__mean=1.8e-7,
+            update__grad_norm=0.83,
+            **({"eval__greedy": 0.8} if step == 4 else {}),
+        )
+    progress.begin(5, 8)
+    with progress.phase("rolling_out"):
+        progress.run_rollouts(2)
+        progress.clock.now += 1.5
+        lines = progress.panel_lines()
+    assert [re.sub(r"[━╸╺]+ *", "━ ", line.strip("│ ")) for line in lines[1:-1]] == [
+        "step     ━ 4 of 10",
+        "phase    rolling out · 1.5 s · about 0:06 left of the step",
+        "reward   0.400 ▁▃▆█ · outcome 0.5 · tools 0.05",
+        "success  sampled 80% ▁▃▆█ · greedy 80% after step 4",
+        "policy   entropy 0.41 · KL 1e-05 · mismatch 1.8e-07 · grad norm 0.83",
+        "time     4.0 s a step · rolling out 75% · learning 25%",
+        "idle     trainer 75% · engine 100%",
+        f"rollouts of step 5 {'─' * 55}",
+        "rollouts ━ 2 of 8",
+        "now      0 pending · 0 generating · 0 calling · 0 interacting",
+        "tokens   13 per s · 20 in 2 turns · cached 67% of possible",
+        "slowest  search · p50 500 ms · p95 500 ms · max 500 ms · 2 calls",
+        "answers  2 ok",
+        "ended    2 done",
+    ]
+    assert lines[0].endswith(" 0:18, 0:22 left ─╮")
 
 
 def test_time_is_accounted_to_the_innermost_phase() -> None:

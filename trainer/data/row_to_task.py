@@ -9,6 +9,7 @@ from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.line_file import parse_json_line
 from gateway.media import MediaError
+from gateway.state import MAX_NAME
 from gateway.types import Task as SessionTask
 from trainer.data.row_media import Row, RowMedia
 from trainer.ledger import Message
@@ -154,8 +155,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 TOOL_METHODS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 """Keys of `tools_kwargs`: arguments for each method of a tool."""
 END_STATE = "end_state"
-MAX_STATE_NAME = 200
-"""A longer text in `state` is a column of the user's own."""
 RESERVED_ARGUMENTS = ("instance_id", "messages")
 """Arguments that the gateway itself passes to an interaction."""
 
@@ -323,7 +322,7 @@ class _RowReader:
         if end is not None and not is_mapping:
             remedy = 'write {"server": "sha256:..."}, or the path of a folder in place of the hash'
             self.report(END_STATE, f"is {_kind(end)}, not a mapping of texts", remedy)
-        return name if isinstance(name, str) and len(name) <= MAX_STATE_NAME else "", end is not None
+        return name if isinstance(name, str) and len(name) <= MAX_NAME else "", end is not None
 
     def read_interaction(self) -> tuple[str | None, dict[str, Any]]:
         """The interaction's name and arguments. Without a name, the gateway uses `gsm8k`, or its only one."""
