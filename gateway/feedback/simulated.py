@@ -6,7 +6,7 @@ If the API cannot be reached there is no feedback, rather than a score of zero.
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Any
@@ -25,6 +25,8 @@ MAX_RESPONSE_BYTES = 1024 * 1024
 """A larger response is refused while it is read."""
 BACKOFF_S, MAX_BACKOFF_S = 0.25, 8.0
 NOT_CONNECTED, TOO_MANY_REQUESTS = 0, 429
+VERDICT_CHARS = 4000
+"""Of a judge's answer, only the end is searched for its verdict."""
 
 
 class ChatEndpoint:
@@ -212,16 +214,28 @@ def format_transcript(messages: list[Message]) -> str:
     return "\n\n".join(f"{role}: {text}" for role, text in turns if role in ("user", "assistant"))
 
 
-def parse_verdict(text: str, address: str) -> tuple[float, bool]:
-    """Score and `done` from the first JSON object of a judge's answer; other text around it is ignored."""
-    try:
-        verdict, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
-        score, done = verdict["score"], verdict.get("done", False)
-    except (ValueError, LookupError, RecursionError):
-        raise Unavailable(f"the judge at {address} gave no JSON object with a `score`") from None
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score) or not 0 <= score <= 1:
-        raise Unavailable(f"the judge at {address} gave a score that is no number from 0 to 1")
-    return float(score), done is True
+def parse_verdict(text: str, address: str, best: float = 1.0) -> tuple[float, bool]:
+    """Score, from 0 to 1 where the highest is `best`, and `done`, of the last JSON object with a score in the end of a
+    judge's answer: other text around it is ignored."""
+    verdicts = [found for found in _find_objects(text[-VERDICT_CHARS:]) if "score" in found]
+    if not verdicts:
+        raise Unavailable(f"the judge at {address} gave no JSON object with a `score`")
+    score = verdicts[-1]["score"]
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= best:
+        raise Unavailable(f"the judge at {address} gave a score that is no number from 0 to {best:g}")
+    return float(score) / best, verdicts[-1].get("done") is True
+
+
+def _find_objects(text: str) -> Iterator[dict[str, Any]]:
+    decoder, start = json.JSONDecoder(), text.find("{")
+    while start >= 0:
+        try:
+            found, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            found, end = None, start + 1
+        if isinstance(found, dict):
+            yield found
+        start = text.find("{", end)
 
 
 def _ground_truth_prompt(user: _SimulatedUser) -> str:

@@ -6,10 +6,8 @@ A judge that fails, answers nonsense or is over its budget raises: the rollout i
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +18,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 from gateway.config.base import FrozenModel
 from gateway.errors import ConfigError, Unavailable
 from gateway.feedback.base import plain_text
-from gateway.feedback.simulated import ChatEndpoint
+from gateway.feedback.simulated import ChatEndpoint, parse_verdict
 from trainer.reward.attempt import Attempt
 
 DEFAULT_PROMPT = """\
@@ -34,8 +32,6 @@ Give your reasons in a few sentences, then end with a JSON object: {"score": <a 
 """
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 VERDICT = re.compile(rb"^([0-9a-f]{64}) (\d[\d.]*(?:e-\d+)?)$", re.MULTILINE)
-VERDICT_CHARS = 4000
-"""Only the end of a judge's answer is searched for the score."""
 
 
 class JudgeSettings(FrozenModel):
@@ -111,19 +107,19 @@ class Judge:
             problem = f"the judge's budget of {settings.max_requests} requests is used up"
             raise Unavailable(f"{problem}; raise `max_requests`, and continue with --resume")
         self.requests += 1
-        score = parse_score(await self._ask(body), settings.best)
+        score = await self._ask(body)
         self._verdicts[digest] = score
         if settings.cache is not None:
             with settings.cache.open("ab", buffering=0) as file:  # One write: other runs may append, too.
                 file.write(f"{digest} {score!r}\n".encode())
         return score
 
-    async def _ask(self, body: dict[str, Any]) -> str:
-        """The judge's answer, over a connection of its own: nobody closes what the component would keep open."""
+    async def _ask(self, body: dict[str, Any]) -> float:
+        """The judge's score, over a connection of its own: nobody closes what the component would keep open."""
         settings = self.settings
         endpoint = ChatEndpoint(settings.base_url, self._key, settings.timeout_s, settings.retries)
         try:
-            return await endpoint.complete(body)
+            return parse_verdict(await endpoint.complete(body), endpoint.address, settings.best)[0]
         finally:
             with CancelScope(shield=True):
                 await endpoint.aclose()
@@ -153,31 +149,6 @@ def _find_text(attempt: Attempt, name: str) -> Any:
     if name not in attempt.columns:
         raise ValueError(f"the judge's prompt has {{{name}}}, and the row no such column")
     return attempt.columns[name]
-
-
-def parse_score(text: str, best: float) -> float:
-    """The `score` of the last JSON object that has one, from 0 to `best`, as a number from 0 to 1."""
-    verdicts = list(_find_scores(text[-VERDICT_CHARS:]))
-    if not verdicts:
-        raise Unavailable("the judge's answer has no JSON object with a `score`")
-    score = verdicts[-1]
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise Unavailable("the judge gave a score that is no number")
-    if not 0 <= score <= best:
-        raise Unavailable(f"the judge gave a score that is not from 0 to {best:g}")
-    return float(score) / best
-
-
-def _find_scores(text: str) -> Iterator[Any]:
-    decoder, start = json.JSONDecoder(), text.find("{")
-    while start >= 0:
-        try:
-            found, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            found, end = None, start + 1
-        if isinstance(found, dict) and "score" in found:
-            yield found["score"]
-        start = text.find("{", end)
 
 
 def _read_prompt(file: Path | None) -> str:

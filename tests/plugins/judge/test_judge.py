@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gateway.errors import ConfigError, Unavailable
 from gateway.feedback import simulated
-from mtrl_plugins.judge.judge import parse_score
+from gateway.feedback.simulated import parse_verdict
 from tests.servers.chat_endpoint import ChatServer, completion, serve_chat
 from tests.trainer.reward.attempts import answer_group, score_group
 from trainer.reward.scorer import ScoredGroup
@@ -129,13 +129,13 @@ async def test_a_prompt_file_may_ask_for_the_transcript_and_columns(endpoint: Ch
     ],
 )
 def test_the_last_verdict_counts(text: str, score: float) -> None:
-    assert parse_score(text, 1.0) == score
+    assert parse_verdict(text, "here") == (score, False)
 
 
 @pytest.mark.parametrize("text", ["", "{" * 100_000, '{"a":' * 50_000, '{"score": true}', '{"score": 1e999}', "[1]"])
 def test_a_hostile_verdict_is_none(text: str) -> None:
     with pytest.raises(Unavailable):
-        parse_score(text, 1.0)
+        parse_verdict(text, "here")
 
 
 @pytest.mark.parametrize(
