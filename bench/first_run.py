@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
@@ -110,12 +110,6 @@ def describe_machine(is_debian: bool) -> dict[str, str]:
         "machine": f"{os.cpu_count()} cores, {platform.machine()}; load {load:.1f} at the end",
         "there before": f"a bare Debian: {PACKAGES}" if is_debian else "this machine's packages; an empty home",
     }
-
-
-def format_rows(rows: Sequence[Mapping[str, object]]) -> str:
-    """The commands, and what they took."""
-    lines = [f"| `{row['command']}` | {row['cpu_s']} | {row['wall_s']} |" for row in rows]
-    return "\n".join(["| on a machine with nothing | CPU, s | clock, s |", "|---|--:|--:|", *lines])
 
 
 if __name__ == "__main__":

@@ -133,6 +133,15 @@ def _rates(item: Mapping[str, Any]) -> str:
     return " | ".join(f"{item['compared'][way]:.3f}" for way in WAYS)
 
 
+def first_run() -> str:
+    """What the first commands cost on a machine with nothing."""
+    rows = {row["command"]: row["cpu_s"] for row in results("first_run.json")["rows"]}
+    return (
+        f"On a bare Debian, `make install` takes {rows['make install']} s of CPU, and `make train` "
+        f"{rows['make train']} s more (`python bench/first_run.py --debian`)."
+    )
+
+
 STAGES = {
     "before": "the model",
     "before_with_examples": "with four examples",
@@ -329,6 +338,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
 
 
 IN_README: Mapping[str, Callable[[], str]] = {
+    "first_run": first_run,
     "real": real,
     "learned": learned_in_short,
     "conformance": conformance_in_short,
