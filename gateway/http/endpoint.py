@@ -60,39 +60,38 @@ async def not_found_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Router:
-    """Sends each request to the application of its path; `{name}` in a path stands for one segment.
+    """Sends each request to the application of its path, and names the path (`scope["route"]`).
 
-    Starlette's tries one regular expression after another, eighteen before `/mcp`.
+    `{name}` in a path stands for one segment. Starlette's router tries one regular expression after another, eighteen
+    before `/mcp`.
     """
 
     def __init__(self, apps: Mapping[str, ASGIApp], default: ASGIApp = not_found_app) -> None:
-        self._default = default
-        self._by_path: dict[str, ASGIApp] = {}
-        self._by_ends: dict[tuple[str, str], tuple[str, ASGIApp]] = {}
-        """The paths with a name in them, by what is before and after it."""
-        for path, app in apps.items():
-            before, brace, rest = path.partition("{")
-            if brace:
-                name, _, after = rest.partition("}")
-                self._by_ends[before, after] = name, app
-            else:
-                self._by_path[path] = app
+        self._apps, self._default = apps, default
+        self._named = {_split_at_name(path): path for path in apps if "{" in path}
+        """The paths with a name in them, by what is before it, the name, and what is after it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._by_path.get(scope["path"])
+        path: str = scope["path"]
         params: dict[str, str] = {}
-        if app is None:
-            app, params = self._find(scope["path"])
-        scope["path_params"] = params
-        await app(scope, receive, send)
+        if path not in self._apps or "{" in path:
+            path, params = self._find(path)
+        scope["path_params"], scope["route"] = params, path
+        await self._apps.get(path, self._default)(scope, receive, send)
 
-    def _find(self, path: str) -> tuple[ASGIApp, dict[str, str]]:
-        for (before, after), (name, app) in self._by_ends.items():
+    def _find(self, path: str) -> tuple[str, dict[str, str]]:
+        for (before, name, after), route in self._named.items():
             if path.startswith(before) and path.endswith(after):
                 value = path[len(before) : len(path) - len(after)]
                 if value and "/" not in value:
-                    return app, {name: value}
-        return self._default, {}
+                    return route, {name: value}
+        return "", {}
+
+
+def _split_at_name(path: str) -> tuple[str, str, str]:
+    before, _, rest = path.partition("{")
+    name, _, after = rest.partition("}")
+    return before, name, after
 
 
 T = TypeVar("T")
