@@ -53,7 +53,7 @@ class SandboxStates:
         try:
             packed = await to_thread.run_sync(_pack, state)
             await sandbox.put(ARCHIVE, packed)
-            done = await sandbox.run((sandbox.python, *PYTHON_OPTIONS, UNPACK), b"", PACK_S)
+            done = await sandbox.run((*sandbox.python, *PYTHON_OPTIONS, UNPACK), b"", PACK_S)
         except (StateError, OSError, SandboxEnded, SandboxKilled) as error:
             raise Unavailable(f"the `state` cannot be put into the sandbox: {error}") from error
         if done.stopped or done.status:
@@ -67,7 +67,7 @@ class SandboxStates:
         if sandbox is None:
             return await self.prepared.hash_prepared(name)
         try:
-            done = await sandbox.run((sandbox.python, *PYTHON_OPTIONS, PACK, ROLLOUT, ARCHIVE), b"", PACK_S)
+            done = await sandbox.run((*sandbox.python, *PYTHON_OPTIONS, PACK, ROLLOUT, ARCHIVE), b"", PACK_S)
             if done.stopped or done.status:
                 return f"not packed: {done.stopped or done.stderr.strip()[-200:]}"
             packed = await sandbox.get(ARCHIVE, MAX_BYTES)
