@@ -17,18 +17,19 @@ class KeptFiles:
     """What keeps the files of one box; close it after the boxes that follow."""
 
     def __init__(self, earlier: KeptFiles | None = None) -> None:
-        self.depth = 0 if earlier is None else earlier.depth + 1
-        self.place = "" if earlier is None else earlier.place
+        self.depth: int = 0 if earlier is None else earlier.depth + 1
+        self.place: str = "" if earlier is None else earlier.place
         """Where they lie in their namespaces."""
-        self.paths = ("", "") if earlier is None else earlier.own_paths
+        self.paths: tuple[str, str] = ("", "") if earlier is None else earlier.own_paths
         """The files that lead to the namespaces of the earlier box."""
-        self.own_paths = ("", "")
+        self.own_paths: tuple[str, str] = ("", "")
         self._stack = ExitStack()
+        self.user: int = 0
+        """Whose they are: a box that follows has the same user."""
         if earlier is not None:
             self.user = earlier.user
-        else:
-            self.user = self._stack.enter_context(unused_user()) if os.geteuid() == 0 else 0
-        """Whose they are: a box that follows has the same user."""
+        elif os.geteuid() == 0:
+            self.user = self._stack.enter_context(unused_user())
 
     @property
     def merged(self) -> str:

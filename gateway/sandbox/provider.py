@@ -155,9 +155,10 @@ class BubblewrapProvider:
         keeps_files: bool = False,
         files_of: FrozenFiles | None = None,
     ) -> LocalSandbox:
-        root, env = "", {}
+        root = ""
+        env: dict[str, str] = {}
         if settings.root:
-            root, settings, env = await to_thread.run_sync(_use_root, settings)
+            root, settings, env = await to_thread.run_sync(use_root, settings)
         kept = earlier = files_of.kept if isinstance(files_of, FrozenNamespace) else None
         if root or keeps_files or earlier:
             kept = KeptFiles(earlier)
@@ -194,7 +195,7 @@ class BubblewrapProvider:
         return started
 
 
-def _use_root(settings: SandboxSettings) -> tuple[str, SandboxSettings, dict[str, str]]:
+def use_root(settings: SandboxSettings) -> tuple[str, SandboxSettings, dict[str, str]]:
     """The files of a root, the settings that follow from it, and the environment inside; raises Unavailable."""
     try:
         root = find_root(settings.root)
@@ -203,7 +204,7 @@ def _use_root(settings: SandboxSettings) -> tuple[str, SandboxSettings, dict[str
         raise Unavailable(f"a sandbox did not start: {error}") from error
     proxied = host_proxy.ENVIRONMENT if settings.hosts else {}
     env = {"HOME": ROOT_HOME, **image["env"], **proxied, **settings.env}
-    update = {"env": {}, "workdir": settings.workdir or image["workdir"]}
+    update: dict[str, Any] = {"env": {}, "workdir": settings.workdir or image["workdir"]}
     return str(root.files), settings.model_copy(update=update), env
 
 
@@ -273,6 +274,10 @@ class LocalSandbox:
         """Sets the environment of what is started from now on. On a command line everybody could read it."""
         await self._ask({"do": "env", "env": dict(env)}, START_S)
 
+    async def end_processes(self) -> None:
+        """Ends what was started in it."""
+        await self._ask({"do": "end"}, FILE_S)
+
     async def stop(self) -> None:
         await self._process.stop()
         if self._kept is not None:
@@ -325,9 +330,11 @@ class LocalSandbox:
 
 
 @asynccontextmanager
-async def opened(provider: SandboxProvider, settings: SandboxSettings) -> AsyncIterator[Sandbox]:
+async def opened(
+    provider: SandboxProvider, settings: SandboxSettings, files_of: FrozenFiles | None = None
+) -> AsyncIterator[Sandbox]:
     """A sandbox for a block."""
-    sandbox = await provider.start(settings)
+    sandbox = await provider.start(settings, files_of=files_of)
     try:
         yield sandbox
     finally:

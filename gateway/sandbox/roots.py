@@ -7,12 +7,14 @@ followed out of it: images come from anywhere.
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import platform
 import shutil
 import stat
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +22,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from gateway.errors import ConfigError
+from gateway.sandbox.sandbox_environment import NAME as VARIABLE
+from gateway.sandbox.sandbox_layout import ROLLOUT
 from gateway.sandbox.sandbox_settings import NAME_OF_ROOT as NAME
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.state.remove_folder import remove_folder
 
 MAX_BYTES, MAX_MEMBERS = 32 * 2**30, 2_000_000
@@ -31,6 +36,8 @@ MAX_TEXT_BYTES = 16 * 2**20
 MAX_PARTS, MAX_LINKS = 256, 40
 MACHINES = {"x86_64": ("amd64", 62), "aarch64": ("arm64", 183)}
 """What images and programs call this machine."""
+BROKEN = (tarfile.TarError, zlib.error, lzma.LZMAError)
+"""What else archives raise that are broken, beside what a manifest raises that is none."""
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 DESCRIPTION = "image.json"
 """Beside the files of a root: what its image says of itself."""
@@ -78,6 +85,14 @@ def list_roots() -> list[Root]:
     return [Root(name, folder / name) for name in names if NAME.fullmatch(name)]
 
 
+def describe_root(root: Root) -> str:
+    """A root's name and size, for people."""
+    try:
+        return f"{root.name}: {root.image['bytes'] / 2**20:.1f} MB in {root.image['files']} files"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{root.name}: it cannot be read ({error}); remove it"
+
+
 def find_root(name: str) -> Root:
     """The root of this name; raises ConfigError if there is none."""
     root = Root(name, roots_folder() / name)
@@ -88,9 +103,21 @@ def find_root(name: str) -> Root:
     raise ConfigError(f"there is no root {name!r:.100} in {roots_folder()}; there are: {known}", remedy=remedy)
 
 
+def find_workdir(settings: SandboxSettings) -> str:
+    """The folder in which tools of a sandbox work, as far as it is known here: a root may be on another machine."""
+    if settings.workdir or not settings.root:
+        return settings.workdir or ROLLOUT
+    try:
+        return find_root(settings.root).image["workdir"] or ROLLOUT
+    except (ConfigError, OSError, ValueError, KeyError):
+        return ROLLOUT
+
+
 def remove_root(name: str) -> None:
     """Removes a root. Boxes that run on it go on, as far as their files are open."""
-    root = find_root(name)
+    root = Root(name, roots_folder() / name)
+    if not NAME.fullmatch(name) or not root.folder.is_dir():
+        find_root(name)
     hidden = root.folder.with_name(f".{name}-{os.getpid()}")
     root.folder.rename(hidden)
     remove_folder(hidden)
@@ -118,7 +145,7 @@ def add_root(name: str, archive: Path) -> tuple[Root, str]:
         finally:
             if folder.exists():
                 remove_folder(folder)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, RecursionError, tarfile.TarError) as error:
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError, *BROKEN) as error:
         remedy = "give the .tar of `docker save`, of `docker export`, or of an OCI image of Linux"
         raise ConfigError(f"{archive}: no root can be made of it: {_describe(error)}", remedy=remedy) from error
     return root, f"{unpacked.left_out} devices and pipes were left out" if unpacked.left_out else ""
@@ -152,8 +179,10 @@ def _read_archive(archive: Path, unpacked: _Unpacked) -> Mapping[str, Any]:
         with _open_tar(archive) as tar:
             unpacked.add_layer(tar)
     settings = about.get("config") or {}
-    env = dict(pair.partition("=")[::2] for pair in settings.get("Env") or ())
-    return {"env": env, "workdir": str(settings.get("WorkingDir") or "")}
+    pairs = (str(pair).partition("=") for pair in settings.get("Env") or ())
+    env = {name: value for name, _, value in pairs if VARIABLE.fullmatch(name) and "\0" not in value}
+    workdir = str(settings.get("WorkingDir") or "")
+    return {"env": env, "workdir": workdir if workdir.startswith("/") else ""}
 
 
 @contextmanager
@@ -201,7 +230,7 @@ def _blob(entry: Mapping[str, Any]) -> str:
 
 def _is_ours(about: Mapping[str, Any]) -> bool:
     machine = MACHINES.get(platform.machine(), ("", 0))[0]
-    return about.get("os", "linux") == "linux" and about.get("architecture", machine) == machine
+    return (about.get("os", "linux"), about.get("architecture", machine)) == ("linux", machine)
 
 
 def _check_image(about: Mapping[str, Any]) -> None:

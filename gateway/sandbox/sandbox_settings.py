@@ -102,6 +102,8 @@ class SandboxSettings(ProviderSections):
             raise rule_error("`workdir` belongs to `root`", "name a `root`, or remove it")
         if self.provider is not None and not self.provider.is_local and (self.readable or self.writable):
             raise rule_error("paths of this machine do not exist on another one", "remove `readable` and `writable`")
+        if self.provider is not None:
+            self.provider.check(self)
         return self
 
     @property
