@@ -7,7 +7,6 @@ and a call then takes 370 us of processor time in place of 275 (with 64 callers,
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -57,7 +56,7 @@ class JoinedWrites:
 
     __slots__ = ("_loop", "_transport", "_waiting", "abort", "is_closing")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: Any, loop: Any) -> None:
         self._transport, self._loop, self._waiting = transport, loop, b""
         self.abort, self.is_closing = transport.abort, transport.is_closing
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from gateway.http.bounded_protocol import JoinedWrites
 
@@ -28,7 +28,7 @@ class _Transport:
 
 def _make() -> tuple[JoinedWrites, _Transport]:
     transport = _Transport()
-    return JoinedWrites(cast(asyncio.Transport, transport), asyncio.get_running_loop()), transport
+    return JoinedWrites(transport, asyncio.get_running_loop()), transport
 
 
 async def test_head_and_body_of_one_turn_are_sent_together_and_once() -> None:
