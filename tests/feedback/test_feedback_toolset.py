@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -9,9 +10,12 @@ import anyio
 import pytest
 
 from gateway.errors import SessionError
+from gateway.feedback import conversation
 from gateway.feedback.gsm8k import Gsm8kInteraction
 from gateway.feedback.interaction_toolset import FeedbackSession, FeedbackToolset
-from gateway.types import Outcome, Task, ToolCall
+from gateway.gateway import Gateway
+from gateway.tool_table import Source
+from gateway.types import Context, Outcome, Task, ToolCall
 from tests.feedback.interactions import PlainInteraction, Recorder, make_chat
 
 
@@ -66,6 +70,28 @@ async def test_a_turn_beyond_the_deadline_times_out_and_the_interaction_is_final
     assert feedback.outcome is Outcome.TIMEOUT
     assert "0.05 s" in str(feedback.reason)
     assert interaction.count("finalize") == 1
+
+
+async def test_an_interaction_that_fails_gives_no_reward_by_either_door() -> None:
+    toolset = make_toolset(one=Recorder({"turn": RuntimeError("no")}))
+    call = ToolCall("c", "feedback_one", json.dumps({"messages": make_chat("a")}))
+    async with Gateway([Source("one", toolset)]) as gateway, gateway.open(Task(feedback="one")) as session:
+        feedback = await session.feedback(make_chat("a"))
+        result = await session.call(call, Context(audience="loop"))
+    assert (feedback.outcome, result.outcome) == (Outcome.UNAVAILABLE, Outcome.UNAVAILABLE)
+    assert result.reward is None
+    assert session.rewards == []
+
+
+async def test_an_interaction_whose_end_hangs_is_left_after_its_time_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(conversation, "CLOSE_TIMEOUT_S", 0.05)
+    async with make_toolset(one=Recorder({"finalize": "hang"})) as toolset:
+        with anyio.fail_after(60):
+            async with toolset.open(Task(feedback="one")):
+                pass
+    assert toolset.counts["one", "finalize_failed"] == 1
 
 
 async def test_a_cancelled_rollout_is_finalized() -> None:
