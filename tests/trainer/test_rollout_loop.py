@@ -8,9 +8,12 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
+from gateway.tool_table import Source
 from gateway.types import Outcome, ToolResult
 from gateway.types import Task as SessionTask
+from tests.feedback.interactions import Recorder
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, QUESTION, encode_turns, make_gateway, render_calls
 from tests.trainer.tokenizer_families import FAMILIES
@@ -181,6 +184,16 @@ async def test_failing_tool_ends_the_rollout_unscored(name: str, limits: Any, re
     )
     assert rollout.stop is StopReason.TOOL_FAILED and rollout.stop.is_infrastructure
     assert reason in rollout.reason and rollout.rewards == {} and rollout.reward is None
+
+
+async def test_failing_interaction_ends_the_rollout_unscored() -> None:
+    template = make_template(HERMES)
+    broken = FeedbackToolset({"gsm8k": Recorder({"turn": RuntimeError("its judge is down")})})
+    rollout, _ = await run_rollout(
+        encode_turns(template, "It is #### 8"), FEEDBACK_TASK, template=template, tools=Gateway([Source("it", broken)])
+    )
+    assert rollout.stop is StopReason.TOOL_FAILED
+    assert "its judge is down" in rollout.reason and rollout.rewards == {} and rollout.reward is None
 
 
 async def test_engine_error_ends_the_rollout_with_engine_failed() -> None:
