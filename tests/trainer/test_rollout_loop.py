@@ -179,8 +179,9 @@ async def test_each_limit_has_its_own_stop_reason(limits: RolloutLimits, stop: S
 )
 async def test_failing_tool_ends_the_rollout_unscored(name: str, limits: Any, reason: str) -> None:
     template = make_template(HERMES)
+    calls = render_calls(("finish", {}), (name, {}))  # the first gives a reward
     rollout, _ = await run_rollout(
-        encode_turns(template, render_calls((name, {}))), FEEDBACK_TASK, template=template, tools=gateway(**limits)
+        encode_turns(template, calls), FEEDBACK_TASK, template=template, tools=gateway(**limits)
     )
     assert rollout.stop is StopReason.TOOL_FAILED and rollout.stop.is_infrastructure
     assert reason in rollout.reason and rollout.rewards == {} and rollout.reward is None

@@ -39,6 +39,14 @@ async def test_environment_that_breaks_costs_the_rollout_and_is_never_scored(tro
     assert not group.scored and not rollout.rewards
 
 
+async def test_environment_that_breaks_on_a_written_action_is_never_scored_either() -> None:
+    options = {"args": {"trouble": "raise", "space": "box"}, "actions": "text"}
+    async with open_run("gymnasium:sample_gym:Echo-v0", **options) as runs:
+        rollout = await runs.run("[0.5, 0.5]", "[0.5, 0.5]")
+    assert rollout.stop is StopReason.TOOL_FAILED and "the physics exploded" in rollout.reason
+    assert not rollout.rewards
+
+
 async def test_what_an_environment_prints_does_not_reach_the_wire() -> None:
     async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "print"}) as runs:
         rollout = await runs.run(act(2), act(3), act(4))

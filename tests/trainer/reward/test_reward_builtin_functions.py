@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.types import Outcome
 from tests.trainer.reward.attempts import (
     FEEDBACK_TASK,
     TASK,
@@ -19,7 +20,7 @@ from tests.trainer.reward.attempts import (
     tool_entry,
 )
 from tests.trainer.sample_rollouts import policy
-from trainer.reward.functions import answer, efficiency, outcome
+from trainer.reward.functions import answer, efficiency, outcome, tool_quality
 from trainer.rollout.rollout import StopReason
 
 RIGHT = "#### 7"
@@ -111,3 +112,11 @@ def test_efficiency_costs_successful_attempts_up_to_the_maximum() -> None:
     assert efficiency(successful, per_call=9, most=0.5) == -0.5
     assert efficiency(failed) == 0.0 and efficiency(failed, always=True) == -0.1
     assert math.copysign(1, efficiency(successful, per_call=0)) == 1
+
+
+def test_tool_quality_counts_calls_that_the_policy_could_help() -> None:
+    results = (Outcome.OK, Outcome.OK, Outcome.INVALID, Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNAVAILABLE)
+    attempt = make_attempt(policy("add"), tool_entry("7", *results))
+    assert tool_quality(attempt) == (2 - 1) / 4
+    assert tool_quality(attempt, invalid=0.5) == (2 - 0.5) / 4
+    assert tool_quality(make_attempt(policy("add"), tool_entry("?", Outcome.TIMEOUT))) == 0.0
