@@ -257,8 +257,11 @@ def plan_training(model: Any, update: UpdateSettings, algorithm: AlgorithmSettin
         yield MemoryPart("gradients", weights, USE_LORA, UPDATE)
         yield MemoryPart("optimizer", FLOAT_BYTES * _optimizer_numbers(model, update), USE_LORA, LOADED)
         yield MemoryPart("copies in the optimizer", _optimizer_copies(model), USE_LORA, ("optimizer step",))
-        if algorithm.kl.coefficient:
+        if algorithm.kl.coefficient and not algorithm.kl.reference:
             yield MemoryPart("reference", weights, f"{USE_LORA}, or `algorithm.kl.coefficient: 0`")
+    if algorithm.kl.coefficient and (reference := algorithm.kl.reference) and reference.model:
+        teacher = weight_bytes(load_meta_model(Path(reference.model)))
+        yield MemoryPart("teacher", teacher, "serve it, and name the server (`algorithm.kl.reference.url`)")
     if update.critic:
         yield MemoryPart(
             "critic", 4 * weights, "set `algorithm.credit.kind` to another kind than `gae`, without `update.critic`"

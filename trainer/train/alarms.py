@@ -230,8 +230,9 @@ def check_learning_signal(given: AlarmInput) -> str | None:
             "start with easier tasks (`curriculum`) or a better model (`model`), make more attempts per task (`n`), or"
             " give partial credit (`reward`)"
         )
+    effect = "only the KL term trained" if given.latest.get("update/tokens") else "the step changed nothing"
     return format_alarm(
-        "no group has a learning signal: the rewards within each group are all equal, so the step changed nothing",
+        f"no group has a learning signal: the rewards within each group are all equal, so {effect}",
         cause,
         remedy,
     )

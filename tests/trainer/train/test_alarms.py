@@ -69,6 +69,11 @@ def test_no_learning_signal_raises_an_alarm_with_its_likely_cause(success: float
     assert means in alarm and remedy in alarm.partition("remedy: ")[2]
 
 
+def test_without_a_signal_a_kl_term_that_trains_is_told() -> None:
+    (alarm,) = check_steps({"groups/teaching": 0.0, "update/tokens": 300.0})
+    assert "so only the KL term trained" in alarm and "changed nothing" not in alarm
+
+
 def test_entropy_collapse_raises_an_alarm_unless_the_tasks_are_solved() -> None:
     (alarm,) = check_steps({}, {}, {"entropy": 0.01, "success/sampled": 0.4})
     assert alarm.startswith("the entropy has collapsed: 0.01 nats per token, 0.54 at the start; 40% succeed")
