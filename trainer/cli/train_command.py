@@ -276,6 +276,7 @@ def evaluate(
     run: RunFolder,
     rows: Annotated[int | None, typer.Option(help="Number of tasks. Default: the run's setting")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Other tasks than the run's.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Sampled tries of each task: pass@k and pass^k.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare success before and after training, sampled and greedy, by kind of task, with 95 % intervals."""
@@ -285,7 +286,7 @@ def evaluate(
     from trainer.train.evaluate import compare_run
 
     async def main() -> None:
-        comparison = await compare_run(run, rows, data, Console(stderr=True))
+        comparison = await compare_run(run, rows, data, Console(stderr=True), tries=k)
         if json:
             sys.stdout.write(comparison.json + "\n")
         else:

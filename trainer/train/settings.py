@@ -42,6 +42,9 @@ class EvaluationSettings(FrozenModel):
     """Tasks of an evaluation during the run, each tried once with greedy decoding."""
     final_rows: PositiveInt = 300
     """Tasks of the evaluation before and after training."""
+    k: PositiveInt = 1
+    """Tries of each task in sampled evaluations, from which pass@k (one of k succeeds) and pass^k (all do) are told;
+    above 1, evaluations during the run sample too. Greedy decoding tries once."""
     after: bool = False
     """Evaluates at the end, sampled and greedy, with the model before and after training."""
 

@@ -272,12 +272,16 @@ class TrainLoop:
         return compute_batch_metrics(batch) | account.metrics
 
     async def _evaluate(self) -> dict[str, float]:
-        """Evaluates a few held-out tasks with greedy decoding."""
+        """Evaluates a few held-out tasks with greedy decoding, and with several sampled tries if these are set."""
         settings, job = self.job.settings, self.job
         tasks = job.held_out(settings.evaluation.rows)
-        with self.progress.phase("evaluating", rollouts=len(tasks)) as observer:
-            runner = job.make_greedy(job.make_runner(self.engine, observer))
-            evaluation = await evaluate(runner, job.scorer, tasks, settings.concurrency)
+        tries, sampled = settings.evaluation.k, None
+        rollouts = len(tasks) * (1 + tries * (tries > 1))
+        with self.progress.phase("evaluating", rollouts=rollouts) as observer:
+            runner = job.make_runner(self.engine, observer)
+            evaluation = await evaluate(job.make_greedy(runner), job.scorer, tasks, settings.concurrency)
+            if tries > 1:
+                sampled = await evaluate(runner, job.scorer, tasks, settings.concurrency, tries)
         job.scorer.given.take_metrics()  # What is measured in evaluations is not that of a step.
         metrics = {TASKS_METRIC: float(evaluation.all.tried), LOST_METRIC: float(evaluation.lost)}
         if evaluation.all.tried:  # Without a scored task there is no rate.
@@ -285,6 +289,9 @@ class TrainLoop:
             if measured_value(metrics) is None:
                 text = f"{evaluation.lost} of {len(tasks)} held-out tasks were lost: their success is not compared"
                 self.progress.print_message(text)
+        if sampled is not None and sampled.all.tried:
+            passes = {f"eval/{name}k": each[max(each)] for name, each in sampled.passes(tries).items()}
+            metrics |= {"eval/sampled": sampled.all.value} | passes
         return metrics | evaluation.metrics_by_kind(METRIC)
 
     async def _evaluate_before(self) -> None:
