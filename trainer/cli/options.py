@@ -159,6 +159,6 @@ EnvironmentOption = Annotated[
     typer.Option(metavar=ENVIRONMENT_FORMS, help="An environment of another framework; see `mtrl-train env`."),
 ]
 OverrideWords = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as seed=1.")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/NAME.")]
