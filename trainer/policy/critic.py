@@ -14,6 +14,7 @@ from gateway.types import Image
 from trainer.algorithms.packing import Batch
 from trainer.model import device_of
 from trainer.policy.logprobs import LogprobReader
+from trainer.policy.master_weights import MasterWeights
 from trainer.policy.optimizers import clip_gradients, fill_gradients
 from trainer.policy.prefix_forest import token_positions
 from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
@@ -33,13 +34,17 @@ class Critic:
         image_processor: ImageProcessor | None = None,
     ) -> None:
         """Trains `body`, a copy of the policy's model."""
+        body.requires_grad_(False)
+        body.base_model.requires_grad_(True)
+        self._masters = MasterWeights(body.base_model, dtype)
+        MasterWeights(body, dtype)  # Rounds the head of the language model, which is not trained.
         self._reader = LogprobReader(body, update.logits_chunk, dtype, image_processor)
         width: int = body.config.get_text_config(decoder=True).hidden_size
         self._head = self._make_head(width, device_of(body))
-        self._parameters = [*body.base_model.parameters(), self._head]
+        self._parameters = [*self._masters.named(body.base_model.named_parameters()).values(), self._head]
         self._body, self._clip = body.base_model, update.max_grad_norm
         lr = update.critic_rate if settings.lr is None else settings.lr
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=lr, betas=update.betas, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=lr, betas=update.betas, weight_decay=0.0, fused=True)
 
     def _make_head(self, width: int, device: torch.device) -> Tensor:
         return torch.zeros(width, device=device, requires_grad=True)
@@ -69,7 +74,12 @@ class Critic:
             raise PolicyError(f"the critic's gradient is not finite ({float(norm)})", "lower `update.critic.lr`")
         fill_gradients(self._optimizer)
         self._optimizer.step()
+        self.round()
         self.zero_grad()
+
+    def round(self) -> None:
+        """Gives the model what its master weights have become."""
+        self._masters.round()
 
     def zero_grad(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -77,13 +87,15 @@ class Critic:
     @property
     def trained_part(self) -> TrainedPart:
         """What several ranks save of it."""
-        return TrainedPart("critic", {**saved_tensors(self._body), "head": self._head}, [self._optimizer])
+        tensors = self._masters.named(saved_tensors(self._body).items())
+        return TrainedPart("critic", {**tensors, "head": self._head}, [self._optimizer])
 
     def state_dict(self) -> dict[str, Any]:
-        body = self._body.state_dict()
+        body = self._masters.state_dict
         return {"body": body, "head": self._head.detach(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._body.load_state_dict(state["body"])
+        self._masters.load(state["body"])
         self._head.data.copy_(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])

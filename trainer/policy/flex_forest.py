@@ -41,6 +41,9 @@ class PreOrder:
     masks: dict[int | None, BlockMask] = field(default_factory=dict)
     """By sliding window: layers share them."""
 
+    def to(self, device: torch.device) -> PreOrder:
+        return PreOrder(self.node_L.to(device), self.place_U.to(device), self.end_L.to(device), self.depth_L.to(device))
+
     def attend(self, inputs: Sequence[Tensor], heads: Sequence[int], scale: float | None, window: int | None) -> Tensor:
         """Attention at all places. The inputs' axes are node and width, the output's place and width."""
         if window not in self.masks:

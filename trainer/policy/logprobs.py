@@ -1,22 +1,28 @@
-"""Computes logprobs and entropies of tokens with the trainer's model, materialising one chunk of logits at a time."""
+"""Computes logprobs and entropies of packed tokens with the trainer's model."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from gateway.types import Image
 from trainer.model import device_of
-from trainer.policy.prefix_forest import ATTENTION_NAME, build_forest, register_attention, token_positions
+from trainer.policy.head_logprobs import compute_head_logprobs
+from trainer.policy.prefix_forest import (
+    ATTENTION_NAME,
+    PrefixForest,
+    build_forest,
+    register_attention,
+    token_positions,
+)
 from trainer.policy.settings import PolicyError
 from trainer.vision.image_processor import ImageProcessor, PreparedImage
 
@@ -93,7 +99,7 @@ class VisionInputs:
 log = logging.getLogger(__name__)
 PROBE_ROWS = ((0, 1, 2, 3, 1), (0, 1, 3), (2, 0, 1, 1))
 """Rows with and without a common prefix, on which both ways of computing logprobs are compared for a new model."""
-MAX_DIFFERENCE = 1e-3
+MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest difference between the two: rounding is far below, and a mistake far above."""
 SHARDED_RUN = "run_pass"
 """The attribute of a sharded model that runs a function as a forward pass."""
@@ -119,6 +125,34 @@ class HiddenStates(NamedTuple):
     """The node of each token."""
 
 
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """What a pass computes, made of ids in the host's memory: a GPU that gets it never waits for the host."""
+
+    forest: PrefixForest
+    node_N: Tensor
+    """The nodes that a selected token follows, each once: tokens that follow the same share one distribution."""
+    token_K: Tensor
+    """The selected tokens, in the order of these nodes."""
+    index_K: Tensor
+    """The node of each, as an index into these."""
+    ids_K: Tensor
+
+    @classmethod
+    def make(cls, ids_T: Tensor, sequence_T: Tensor, selected_T: Tensor, one_kernel: bool) -> PassPlan:
+        ids_T, sequence_T, selected_T = ids_T.cpu(), sequence_T.cpu(), selected_T.cpu()
+        forest = build_forest(ids_T, sequence_T, one_kernel)
+        token_K = (selected_T & (token_positions(sequence_T) > 0)).nonzero()[:, 0]
+        node_N, index_K = torch.unique(forest.node_T[token_K - 1], return_inverse=True)
+        order_K = index_K.argsort(stable=True)
+        token_K = token_K[order_K]
+        return cls(forest, node_N, token_K, index_K[order_K], ids_T[token_K])
+
+    def to(self, device: torch.device) -> PassPlan:
+        tensors = (values.to(device) for values in (self.node_N, self.token_K, self.index_K, self.ids_K))
+        return PassPlan(self.forest.to(device), *tensors)
+
+
 class LogprobSource(Protocol):
     """Computes logprobs of packed tokens: the policy, or a reference."""
 
@@ -129,8 +163,10 @@ class LogprobSource(Protocol):
         selected_T: Tensor,
         temperature: float = 1.0,
         images: Sequence[Image] = (),
+        plan: PassPlan | None = None,
     ) -> Logprobs:
-        """Ids below 0 are positions in the images, counted down from the first position of the first image."""
+        """`plan`: what the pass computes, if it was prepared. Ids below 0 are positions in the images, counted down
+        from the first position of the first image."""
         ...
 
 
@@ -169,14 +205,15 @@ class LogprobReader:
         config, device = self.model.config.get_text_config(decoder=True), device_of(self.model)
         ids_T = torch.tensor([token for row in PROBE_ROWS for token in row], device=device)
         sequence_T = torch.tensor([index for index, row in enumerate(PROBE_ROWS) for _ in row], device=device)
-        inputs = ids_T, sequence_T, token_positions(sequence_T) > 0, 1.0
-        problem = ""
+        selected_T, problem = token_positions(sequence_T) > 0, ""
+        plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel).to(device)
         with torch.no_grad():
-            separate_T = self._run_pass(self._compute_separately, *inputs).logprobs_T
+            separate_T = self._run_pass(self._compute_separately, ids_T, sequence_T, selected_T, 1.0).logprobs_T
             try:
                 self._language_model.set_attn_implementation(ATTENTION_NAME)
-                difference = float((self._run_pass(self._compute_shared, *inputs).logprobs_T - separate_T).abs().max())
-                if not difference < MAX_DIFFERENCE * max(1.0, float(separate_T.abs().max())):
+                shared_T = self._run_pass(self._compute_shared, ids_T, sequence_T, plan, 1.0).logprobs_T
+                difference = float((shared_T - separate_T).abs().max())
+                if not difference < MAX_DIFFERENCE[self.dtype] * max(1.0, float(separate_T.abs().max())):
                     problem = f"its logprobs would be off by {difference:.2g}"
             except Exception as error:  # boundary: a model's own code may raise anything
                 problem = f"{type(error).__name__}: {error}"
@@ -186,6 +223,12 @@ class LogprobReader:
             return ""
         return f"common prefixes are not shared for {config.model_type}, which makes training slower: {problem}"
 
+    def plan(self, ids_T: Tensor, sequence_T: Tensor, selected_T: Tensor) -> PassPlan | None:
+        """Prepares a pass, if possible in a thread while another is made; None where each sequence is run alone."""
+        if self.fallback_reason:
+            return None
+        return PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel).to(device_of(self.model))
+
     def compute_batch_logprobs(
         self,
         ids_T: Tensor,
@@ -193,33 +236,32 @@ class LogprobReader:
         selected_T: Tensor,
         temperature: float = 1.0,
         images: Sequence[Image] = (),
+        plan: PassPlan | None = None,
     ) -> Logprobs:
         """Computes the logprobs of the selected tokens, given those before each in its sequence."""
-        selected_T = selected_T & (token_positions(sequence_T) > 0)
-        compute = self._compute_separately if self.fallback_reason else self._compute_shared
-        with self._autocast():
-            return self._run_pass(compute, ids_T, sequence_T, selected_T, temperature, images)
+        if self.fallback_reason:
+            selected_T = selected_T & (token_positions(sequence_T) > 0)
+            return self._run_pass(self._compute_separately, ids_T, sequence_T, selected_T, temperature, images)
+        plan = plan or self.plan(ids_T, sequence_T, selected_T)
+        return self._run_pass(self._compute_shared, ids_T, sequence_T, plan, temperature, images)
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
-        """The logprob of each id but the first, at the weights' own precision, for comparison with an engine.
+        """The logprob of each id but the first, for comparison with an engine.
 
         Each image token of the expanded prompt counts as an id, with a logprob of 0.
         """
         vision = self._prepare_vision(images)
         ids_T = torch.tensor(vision.expand_ids(ids) if vision else ids, device=device_of(self.model))
-        compute = self._compute_separately if self.fallback_reason else self._compute_shared
         with torch.no_grad():
-            selected_T = (token_positions(torch.zeros_like(ids_T)) > 0) & (ids_T >= 0)
-            result = self._run_pass(compute, ids_T, torch.zeros_like(ids_T), selected_T, 1.0, images)
+            result = self.compute_batch_logprobs(ids_T, torch.zeros_like(ids_T), ids_T >= 0, 1.0, images)
         return result.logprobs_T[1:].tolist()
 
     def compute_hidden_states(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> HiddenStates:
         base = self.model.base_model
-        with self._autocast():
-            if not self.fallback_reason:
-                return self._run_pass(self._run_forest, ids_T, sequence_T, images)
-            rows = self._split_rows(ids_T, sequence_T, images)
-            parts = [base(**inputs, use_cache=False).last_hidden_state[0] for _, inputs in rows]
+        if plan := self.plan(ids_T, sequence_T, torch.zeros_like(sequence_T, dtype=torch.bool)):
+            return self._run_pass(self._run_forest, ids_T, sequence_T, plan.forest, images)
+        rows = self._split_rows(ids_T, sequence_T, images)
+        parts = [base(**inputs, use_cache=False).last_hidden_state[0] for _, inputs in rows]
         return HiddenStates(torch.cat(parts), torch.arange(len(ids_T), device=ids_T.device))
 
     def _run_pass(self, compute: Callable[..., Result], *inputs: Any) -> Result:
@@ -243,12 +285,10 @@ class LogprobReader:
         for span in _sequence_spans(sequence_T):
             yield span, vision.build_row_inputs(ids_T[span]) if vision else {"input_ids": ids_T[None, span]}
 
-    def _autocast(self) -> AbstractContextManager[None]:
-        enabled = self.dtype != torch.float32
-        return torch.autocast(device_of(self.model).type, self.dtype if enabled else None, enabled)
-
-    def _run_forest(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image]) -> HiddenStates:
-        forest, vision = build_forest(ids_T, sequence_T, self.one_kernel), self._prepare_vision(images)
+    def _run_forest(
+        self, ids_T: Tensor, sequence_T: Tensor, forest: PrefixForest, images: Sequence[Image]
+    ) -> HiddenStates:
+        vision = self._prepare_vision(images)
         if vision:
             positions_3U = torch.zeros(3, len(forest.ids_U), dtype=torch.long, device=ids_T.device)
             positions_3U[:, forest.node_T] = vision.compute_positions(ids_T, sequence_T)
@@ -261,39 +301,17 @@ class LogprobReader:
         return HiddenStates(output.last_hidden_state[0], forest.node_T)
 
     def _compute_shared(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        temperature: float,
-        images: Sequence[Image] = (),
+        self, ids_T: Tensor, sequence_T: Tensor, plan: PassPlan, temperature: float, images: Sequence[Image] = ()
     ) -> Logprobs:
         """Tokens that follow the same node share one distribution, which is computed once."""
-        hidden = self._run_forest(ids_T, sequence_T, images)
-        token_K = selected_T.nonzero()[:, 0]
-        if not len(token_K):  # Nothing is selected, but a backward pass can still be made.
+        hidden = self._run_forest(ids_T, sequence_T, plan.forest, images)
+        if not len(plan.token_K):  # Nothing is selected, but a backward pass can still be made.
             zeros_T = torch.zeros_like(sequence_T, dtype=torch.float32)
             return Logprobs(zeros_T + 0 * hidden.states_UD.float().sum(), zeros_T)
-        node_N, node_index_K = torch.unique(hidden.node_T[token_K - 1], return_inverse=True)
-        order_K = node_index_K.argsort(stable=True)
-        token_K, node_index_K = token_K[order_K], node_index_K[order_K]
-        node_bounds = [*range(0, len(node_N), self.chunk), len(node_N)]
-        token_bounds = torch.searchsorted(node_index_K, torch.tensor(node_bounds, device=node_index_K.device)).tolist()
-        parts = []
-        for nodes, tokens in zip(pairwise(node_bounds), pairwise(token_bounds), strict=True):
-            states_CD = embedding(node_N[slice(*nodes)], hidden.states_UD)
-            targets = node_index_K[slice(*tokens)] - nodes[0], ids_T[token_K[slice(*tokens)]]
-            if len(node_N) <= self.chunk:
-                parts.append(self._compute_chunk(states_CD, *targets, temperature))
-            else:
-                parts.append(checkpoint(self._compute_chunk, states_CD, *targets, temperature, use_reentrant=False))
-        return _scatter(token_K, parts, sequence_T)
-
-    def _compute_chunk(
-        self, states_CD: Tensor, index_K: Tensor, ids_K: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
         head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        return _select_logprobs(head(states_CD), index_K, ids_K, temperature)
+        states_ND = embedding(plan.node_N, hidden.states_UD)
+        part = compute_head_logprobs(head, states_ND, plan.index_K, plan.ids_K, temperature, self.chunk)
+        return _scatter(plan.token_K, [part], sequence_T)
 
     def _compute_separately(
         self,

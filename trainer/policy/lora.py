@@ -53,11 +53,13 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
             ) from error
 
 
-def save_adapters(model: PreTrainedModel, folder: Path) -> None:
+def save_adapters(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Writes a folder that peft and transformers load on top of the model that the adapters were trained for."""
     from peft.utils import get_peft_model_state_dict
 
-    state: dict[str, Tensor] = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
+    state: dict[str, Tensor] = get_peft_model_state_dict(
+        model, dict(weights), adapter_name=ADAPTER, save_embedding_layers=False
+    )
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {NAME_PREFIX + name: value.detach().cpu().contiguous() for name, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
@@ -82,8 +84,8 @@ def read_adapters(checkpoint: Path) -> dict[str, Tensor]:
     return {name.replace(f".{ADAPTER}.", "."): value for name, value in tensors.items()}
 
 
-def load_adapters(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
-    """Loads what `read_adapters` returned."""
+def load_adapters(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Loads what `read_adapters` returned; returns it by the names of the model's weights."""
     from peft.utils import set_peft_model_state_dict
 
     expected = sum(MARK in name for name in model.state_dict())
@@ -92,6 +94,8 @@ def load_adapters(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
     result: Any = set_peft_model_state_dict(model, dict(state), ADAPTER)
     if result.unexpected_keys:
         raise ValueError(f"it has {result.unexpected_keys[0]}, which is not trained")
+    names = {file_name(name).removeprefix(NAME_PREFIX): name for name in model.state_dict() if MARK in name}
+    return {names[name]: value for name, value in state.items()}
 
 
 def attach_adapters(model: PreTrainedModel, checkpoint: Path) -> None:
@@ -131,7 +135,8 @@ def merge_adapters(model: PreTrainedModel) -> Mapping[str, Tensor]:
         layer, base, rest = name.partition(".base_layer.")
         weights[f"{layer}.{rest}" if base else name] = value.detach()
         if rest == "weight":
-            weights[f"{layer}.weight"] = value.detach() + layers[layer].get_delta_weight(ADAPTER).detach()
+            whole = value.detach().float() + layers[layer].get_delta_weight(ADAPTER).detach()
+            weights[f"{layer}.weight"] = whole.to(value.dtype)
     return weights
 
 
@@ -179,4 +184,4 @@ def adapter_shape(model: PreTrainedModel) -> AdapterShape:
 
 def file_name(name: str) -> str:
     """The name of an adapter's weight in a file, from that in the model."""
-    return NAME_PREFIX + name.replace(f".{ADAPTER}.", ".")
+    return NAME_PREFIX + name.replace(f".{ADAPTER}.", ".").removesuffix(f".{ADAPTER}")

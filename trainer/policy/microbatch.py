@@ -58,7 +58,7 @@ class _Siblings:
         ordered = sorted(rows, key=lambda row: tuple(ids[row]))
         self._place = {row: place for place, row in enumerate(ordered)}
         self._lengths = [len(ids[row]) for row in ordered]
-        self._common = [_common_length(ids[first], ids[second]) for first, second in pairwise(ordered)]
+        self._common = [common_length(ids[first], ids[second]) for first, second in pairwise(ordered)]
         """Of each row and the next one in lexical order; rows further apart share the least of those between them."""
 
     def cost(self, rows: Sequence[int]) -> int:
@@ -135,7 +135,7 @@ def _deal_units(units: Sequence[_Unit], ranks: int) -> DealtRows:
     return DealtRows(tuple(tuple(sorted(share)) for share in shares), tuple(totals[rank] for rank in range(ranks)))
 
 
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """The length of the common prefix. Compares slices, which is fast for long rows."""
     low, high = 0, min(len(first), len(second))
     while low < high:
@@ -176,7 +176,7 @@ def split_micro_batches(ids: Ids, groups: Sequence[int], max_tokens: int) -> Ite
 def _count_new(ids: Ids, start: int, group: int, row: int) -> int:
     """What a row adds to the micro-batch that begins at `start`, after its siblings, the first of which is `group`."""
     earlier = range(max(start, min(group, row - 1)), row)
-    shared = max((_common_length(ids[other], ids[row]) for other in earlier), default=0)
+    shared = max((common_length(ids[other], ids[row]) for other in earlier), default=0)
     return len(ids[row]) - shared + shared // SHARED_COST
 
 

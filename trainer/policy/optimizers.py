@@ -103,7 +103,13 @@ def build_optimizers(
         optimizers.append(muon(matrices, lr=settings.rates.muon, weight_decay=settings.weight_decay, momentum=0.95))
     if others:
         optimizers.append(
-            torch.optim.AdamW(others, lr=settings.rates.adamw, betas=settings.betas, weight_decay=settings.weight_decay)
+            torch.optim.AdamW(
+                others,
+                lr=settings.rates.adamw,
+                betas=settings.betas,
+                weight_decay=settings.weight_decay,
+                fused=True,
+            )
         )
     return optimizers
 
@@ -117,9 +123,9 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     else:
         norm = _norm_over_ranks([gradient for gradient in gradients if isinstance(gradient, DTensor)])
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        part.mul_(factor.to(part.device))
+    parts = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    if parts:
+        torch._foreach_mul_(parts, factor.to(parts[0].device))
     return norm
 
 

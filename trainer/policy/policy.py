@@ -18,7 +18,8 @@ from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
-from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource
+from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource, PassPlan
+from trainer.policy.master_weights import MasterWeights
 from trainer.policy.optimizers import (
     build_optimizers,
     choose_rates,
@@ -77,10 +78,12 @@ class Policy:
         """Optimizer steps made so far."""
         dtype = compute_dtype(settings, self.device)
         self.critic = self._make_critic(settings.critic, dtype) if settings.critic else None
-        self.logprob_reader = LogprobReader(model, settings.logits_chunk, dtype, image_processor)
         self._select_trained_weights()
+        self._masters = MasterWeights(model, dtype)
+        self.logprob_reader = LogprobReader(model, settings.logits_chunk, dtype, image_processor)
         _configure_checkpointing(model, settings.gradient_checkpointing)
-        self._optimizers = build_optimizers(model.named_parameters(), settings, self._muon)
+        self._trained = self._masters.named(model.named_parameters())
+        self._optimizers = build_optimizers(self._trained.items(), settings, self._muon)
         self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
 
     def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
@@ -114,9 +117,10 @@ class Policy:
         selected_T: Tensor,
         temperature: float = 1.0,
         images: Sequence[Image] = (),
+        plan: PassPlan | None = None,
     ) -> Logprobs:
         """Computes the logprobs of the selected tokens of packed sequences."""
-        return self.logprob_reader.compute_batch_logprobs(ids_T, sequence_T, selected_T, temperature, images)
+        return self.logprob_reader.compute_batch_logprobs(ids_T, sequence_T, selected_T, temperature, images, plan)
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
         """Computes the logprob of each id but the first, for comparison with an engine."""
@@ -128,12 +132,13 @@ class Policy:
             return WithoutAdapters(self)
         if self.folder is None:
             raise PolicyError("the policy was not loaded from a folder, so it has no reference", "pass a reference")
-        model = load_model(self.folder, device=self.device).requires_grad_(False)
-        return LogprobReader(model, self.settings.logits_chunk, self.logprob_reader.dtype, self.image_processor)
+        dtype = self.logprob_reader.dtype
+        model = load_model(self.folder, dtype, self.device).requires_grad_(False)
+        return LogprobReader(model, self.settings.logits_chunk, dtype, self.image_processor)
 
     def step(self) -> dict[str, float]:
         """Makes an optimizer step with the accumulated gradient. If that is not finite, raises and changes nothing."""
-        norm = clip_gradients(self.model.parameters(), self.settings.max_grad_norm)
+        norm = clip_gradients(self._trained.values(), self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             self.zero_grad()
             problem = f"the gradient of step {self.steps + 1} is not finite ({float(norm)}); no weight was changed"
@@ -144,6 +149,7 @@ class Policy:
                 group["lr"] = rate * factor
             fill_gradients(optimizer)
             optimizer.step()
+        self._masters.round()
         self.zero_grad()
         trim_heap(self.model)
         self.steps += 1
@@ -160,7 +166,8 @@ class Policy:
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        """The weights for the engine's `publish`, with adapters merged, under the model's own names."""
+        """The weights for the engine's `publish`, as the model computes with them, with adapters merged, under the
+        model's own names."""
         if self.settings.lora:
             return lora.LoraWeights(self.model)
         return {name: value.detach() for name, value in self.model.state_dict().items()}
@@ -185,9 +192,9 @@ class Policy:
         Where files are still being written, it returns a function that waits for them, and returns their digests.
         """
         if self.settings.lora:
-            lora.save_adapters(self.model, folder)
+            lora.save_adapters(self.model, folder, self._masters.state_dict)
         else:
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, state_dict=self._masters.state_dict)
         state = {"steps": self.steps, "optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
         torch.save(state | ({"critic": self.critic.state_dict()} if self.critic else {}), folder / STATE_FILE)
         return None
@@ -195,7 +202,7 @@ class Policy:
     @property
     def trained_parts(self) -> list[TrainedPart]:
         """What several ranks save, and what is read of it here."""
-        tensors = saved_tensors(self.model)
+        tensors = self._masters.named(saved_tensors(self.model).items())
         if self.settings.lora:
             tensors = {name: value for name, value in tensors.items() if lora.MARK in name}
         parts = [TrainedPart(MODEL, tensors, self._optimizers)]
@@ -207,6 +214,9 @@ class Policy:
             self.steps = read_steps(folder, self.trained_parts)
         with loading_checkpoint(folder / SHARDS_FOLDER):
             load_parts(folder, self.trained_parts)
+        self._masters.round()
+        if self.critic:
+            self.critic.round()
 
     def resume(self, folder: Path) -> None:
         """Restores what `save` wrote, bit for bit, here or on ranks. Errors name the file that cannot be loaded."""
@@ -216,16 +226,18 @@ class Policy:
         weights = folder / lora.ADAPTER_FILE if self.settings.lora else folder / "model.safetensors"
         with loading_checkpoint(weights):
             if self.settings.lora:
-                lora.load_adapters(self.model, lora.read_adapters(folder))
+                self._masters.load(lora.load_adapters(self.model, lora.read_adapters(folder)))
             else:
-                self.model.load_state_dict(load_model(folder).state_dict())
+                state = load_model(folder).state_dict()
+                self.model.load_state_dict(state)
+                self._masters.load(state)
         with loading_checkpoint(folder / STATE_FILE):
-            state: dict[str, Any] = torch.load(folder / STATE_FILE, weights_only=True, map_location=self.device)
-            for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
+            saved: dict[str, Any] = torch.load(folder / STATE_FILE, weights_only=True, map_location=self.device)
+            for optimizer, part in zip(self._optimizers, saved["optimizers"], strict=True):
+                optimizer.load_state_dict(part)
             if self.critic:
-                self.critic.load_state_dict(state["critic"])
-            self.steps = state["steps"]
+                self.critic.load_state_dict(saved["critic"])
+            self.steps = saved["steps"]
 
 
 class WithoutAdapters:
@@ -241,9 +253,10 @@ class WithoutAdapters:
         selected_T: Tensor,
         temperature: float = 1.0,
         images: Sequence[Image] = (),
+        plan: PassPlan | None = None,
     ) -> Logprobs:
         with lora.adapters_disabled(self._policy.model):
-            return self._policy.compute_batch_logprobs(ids_T, sequence_T, selected_T, temperature, images)
+            return self._policy.compute_batch_logprobs(ids_T, sequence_T, selected_T, temperature, images, plan)
 
 
 def select_trained_weights(
@@ -258,7 +271,7 @@ def select_trained_weights(
 
 
 def compute_dtype(settings: UpdateSettings, device: torch.device) -> torch.dtype:
-    """The precision of matrix products."""
+    """What the model computes in."""
     if settings.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32

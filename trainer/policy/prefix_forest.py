@@ -14,8 +14,10 @@ block of its own with causal attention. Only attention pads anything.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,8 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+
+from trainer.policy.microbatch import common_length
 
 if TYPE_CHECKING:
     from trainer.policy.flex_forest import PreOrder
@@ -60,6 +64,16 @@ class PrefixForest:
     pre_order: PreOrder | None = None
     """In place of blocks, for the one kernel."""
 
+    def to(self, device: torch.device) -> PrefixForest:
+        return PrefixForest(
+            self.ids_U.to(device),
+            self.positions_U.to(device),
+            self.node_T.to(device),
+            self.output_U.to(device),
+            tuple(block.to(device) for block in self.blocks),
+            self.pre_order and self.pre_order.to(device),
+        )
+
 
 @dataclass(slots=True)
 class _BlockBuilder:
@@ -93,25 +107,33 @@ class _BlockBuilder:
 
 
 def build_forest(ids_T: Tensor, sequence_T: Tensor, one_kernel: bool = False) -> PrefixForest:
-    """Builds the forest of sequences that lie end to end, for the one kernel or for blocks; deterministic."""
-    ids, owners = ids_T.tolist(), sequence_T.tolist()
-    node_of: dict[tuple[int, int], int] = {}
+    """Builds the forest of sequences that lie end to end, for the one kernel or for blocks; deterministic.
+
+    A row shares most with a neighbour in lexical order, so each is compared with two of those before it.
+    """
+    ids = ids_T.tolist()
+    sizes = torch.unique_consecutive(sequence_T, return_counts=True)[1].tolist()
     node_by_token: list[int] = []
     first_tokens: list[int] = []
     depths: list[int] = []
     parents: list[int] = []
     rows: list[list[int]] = []
-    for token, (id, owner) in enumerate(zip(ids, owners, strict=True)):
-        if not token or owner != owners[token - 1]:
-            rows.append([])
-        parent = rows[-1][-1] if rows[-1] else -1
-        node = node_of.setdefault((parent, id), len(node_of))
-        if node == len(first_tokens):
-            first_tokens.append(token)
-            depths.append(len(rows[-1]))
-            parents.append(parent)
-        rows[-1].append(node)
-        node_by_token.append(node)
+    ordered: list[tuple[list[int], int]] = []
+    """The rows so far in lexical order, with their numbers."""
+    for start, end in pairwise(accumulate(sizes, initial=0)):
+        row = ids[start:end]
+        place = bisect_left(ordered, (row, 0))
+        near = ordered[max(0, place - 1) : place + 1]
+        shared, closest = max(((common_length(other, row), -number) for other, number in near), default=(0, 0))
+        free, new = len(first_tokens), len(row) - shared
+        nodes = [*(rows[-closest][:shared] if shared else ()), *range(free, free + new)]
+        if new:
+            parents += [nodes[shared - 1] if shared else -1, *range(free, free + new - 1)]
+            first_tokens += range(start + shared, end)
+            depths += range(shared, len(row))
+        insort(ordered, (row, len(rows)))
+        rows.append(nodes)
+        node_by_token += nodes
     device = ids_T.device
     first_U, depth_U, node_T = (torch.tensor(values, device=device) for values in (first_tokens, depths, node_by_token))
     if one_kernel:
@@ -121,7 +143,7 @@ def build_forest(ids_T: Tensor, sequence_T: Tensor, one_kernel: bool = False) ->
         return PrefixForest(ids_T[first_U], depth_U, node_T, pre_order.place_U, pre_order=pre_order)
     blocks, outputs = _arrange_blocks(list(_group_rows(rows)), len(first_tokens))
     output_U = torch.tensor(outputs, device=device)
-    return PrefixForest(ids_T[first_U], depth_U, node_T, output_U, tuple(block.to(device) for block in blocks))
+    return PrefixForest(ids_T[first_U], depth_U, node_T, output_U, tuple(blocks))
 
 
 def token_positions(sequence_T: Tensor) -> Tensor:

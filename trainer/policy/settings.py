@@ -87,10 +87,10 @@ class UpdateSettings(FrozenModel):
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass, which is slower but saves much memory."""
     logits_chunk: PositiveInt = 1024
-    """Tokens whose logits are in memory at once, which bounds the memory for a large vocabulary."""
+    """As many logits are in memory at once as this many tokens have, which bounds the memory for a large vocabulary."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products; weights and optimizer stay float32. `auto` is bfloat16 on a GPU that supports it,
-    else float32."""
+    """What the model computes in, and engines get; the optimizer has float32 weights, and checkpoints too. `auto` is
+    bfloat16 on a GPU that supports it, else float32."""
     lora: LoraSettings | None = None
     freeze_vision: bool | None = None
     """Whether the vision encoder stays as it is; by default only with `lora`."""

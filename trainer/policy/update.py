@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate, islice, pairwise
@@ -19,7 +21,7 @@ from trainer.algorithms.settings import AlgorithmSettings, Estimator
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.policy.critic import Critic
-from trainer.policy.logprobs import LogprobSource
+from trainer.policy.logprobs import LogprobSource, PassPlan
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
 from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
@@ -153,6 +155,8 @@ class MicroBatch:
     """Rows that are in memory together, and the critic's targets for their tokens."""
 
     batch: Batch
+    on_host: Batch
+    """The same before it was moved to the model's device; old and reference logprobs are not in it."""
     returns_T: Tensor | None
     is_padding: bool = False
     """Whether it only keeps this rank in step with the others."""
@@ -291,7 +295,7 @@ class PolicyUpdater:
             if returns:
                 targets = [value for index in dealt.indexes for value in returns[index]] or [0.0] * len(batch.ids_T)
                 returns_T = torch.tensor(targets, device=self._policy.device)
-            micro_batches.append(MicroBatch(batch, returns_T, not dealt.indexes))
+            micro_batches.append(MicroBatch(batch, dealt.batch, returns_T, not dealt.indexes))
         return micro_batches
 
     def _add_old_logprobs(self, minibatches: list[list[MicroBatch]]) -> tuple[list[list[MicroBatch]], Mismatch | None]:
@@ -344,12 +348,12 @@ class PolicyUpdater:
         """Accumulates gradients over micro-batches; returns this rank's part of the loss. If this is the only optimizer
         step, the logprobs of its forward pass are the old policy's too."""
         loss = 0.0
-        for number, micro_batch in enumerate(minibatch):
+        for number, (micro_batch, plan) in enumerate(self._plan_ahead(minibatch)):
             self._ranks.report(f"pass {number + 1} of {len(minibatch)}")
             batch = micro_batch.batch
             inputs = batch.ids_T, batch.sequence_T, batch.trained_T
             with self._report_layers(len(batch.ids_T)):
-                new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images)
+                new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images, plan)
                 if is_single_step:
                     batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)
                 part = compute_loss(new.logprobs_T, batch, advantages.totals, self._algorithm)
@@ -364,6 +368,20 @@ class PolicyUpdater:
             entropy = float(new.entropy_T.sum()) / max(1, part.tokens)
             means.add(part.metrics | {"entropy": entropy}, part.tokens)
         return loss
+
+    def _plan_ahead(self, minibatch: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, PassPlan | None]]:
+        """Each micro-batch with the plan of its pass, which a thread makes during the pass before."""
+
+        def plan(batch: Batch) -> PassPlan | None:
+            return self._policy.logprob_reader.plan(batch.ids_T, batch.sequence_T, batch.trained_T)
+
+        with ThreadPoolExecutor(1, "plan") as thread:
+            upcoming = deque([thread.submit(plan, minibatch[0].on_host)])
+            for number, micro_batch in enumerate(minibatch):
+                ready = upcoming.popleft().result()
+                if number + 1 < len(minibatch):
+                    upcoming.append(thread.submit(plan, minibatch[number + 1].on_host))
+                yield micro_batch, ready
 
     def _report_layers(self, tokens: int) -> AbstractContextManager[None]:
         """Reports the layers of a pass. Not where each sequence has a pass of its own, nor where ranks share weights,

@@ -63,11 +63,11 @@ class Size:
     """How much is sampled and trained."""
 
     held_out: int = 200
-    sampled: int = 320
+    sampled: int = 480
     """Problems that are sampled with examples, each once."""
     temperature: float = 0.5
     """At which they are sampled: at 1, a fifth of the answers is right, and most of those need no tool."""
-    start_epochs: int = 2
+    start_epochs: int = 3
     start_batch: int = 16
     steps: int = 25
     prompts: int = 6

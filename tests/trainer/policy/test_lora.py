@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.policy.tiny_policies import example_batch, plain_logprobs, policy_logprobs, tiny_model
@@ -69,10 +70,14 @@ def test_saved_adapters_are_loaded_by_peft_and_transformers(folder: Path, tmp_pa
         assert torch.allclose(torch.cat([plain_logprobs(loaded, ids) for ids in ROWS]), expected, atol=1e-5)
 
 
-def test_resumed_adapters_get_identical_weights(folder: Path, tmp_path: Path) -> None:
-    uninterrupted = train_steps(Policy.load(folder, UPDATE, "cpu"), 4)
-    train_steps(Policy.load(folder, UPDATE, "cpu"), 2).save(tmp_path / "saved")
-    resumed = Policy.load(folder, UPDATE, "cpu")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_resumed_adapters_get_identical_weights(folder: Path, tmp_path: Path, dtype: str) -> None:
+    update = UPDATE.model_copy(update={"dtype": dtype})
+    uninterrupted = train_steps(Policy.load(folder, update, "cpu"), 4)
+    train_steps(Policy.load(folder, update, "cpu"), 2).save(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "adapter_model.safetensors")
+    assert {value.dtype for value in saved.values()} == {torch.float32}
+    resumed = Policy.load(folder, update, "cpu")
     resumed.resume(tmp_path / "saved")
     train_steps(resumed, 2)
     assert all(torch.equal(value, resumed.weights[name]) for name, value in uninterrupted.weights.items())

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.policy.tiny_policies import policy_logprobs, tiny_model
+from tests.trainer.policy.tiny_policies import pack_sequences, policy_logprobs, tiny_model
 from trainer.policy.optimizers import learning_rate_factor
 from trainer.policy.policy import Policy
-from trainer.policy.settings import PolicyError, UpdateSettings
+from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 
 ROWS = [[1, 2, 3, 4], [7, 8, 9]]
 
@@ -96,12 +97,62 @@ def test_damaged_checkpoint_file_is_named_with_a_remedy(tmp_path: Path, name: st
     assert str(tmp_path / name) in caught.value.problem and "complete checkpoint" in caught.value.remedy
 
 
-def test_bfloat16_is_close_and_weights_stay_float32() -> None:
-    bfloat16, exact = (
-        Policy(tiny_model(), UpdateSettings(dtype="bfloat16")),
-        Policy(tiny_model(), UpdateSettings(dtype="auto")),
-    )
-    difference = (policy_logprobs(bfloat16, ROWS) - policy_logprobs(exact, ROWS)).abs().max()
+HALF = UpdateSettings(dtype="bfloat16", lr=1e-4, warmup_steps=0)
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
+
+
+def test_bfloat16_policy_is_close_and_engines_get_what_it_computes_with() -> None:
+    half, exact = Policy(tiny_model(), HALF), Policy(tiny_model(), UpdateSettings())
+    difference = (policy_logprobs(half, ROWS) - policy_logprobs(exact, ROWS)).abs().max()
     assert 0 < difference < 0.5
-    train_steps(bfloat16, 1)
-    assert {value.dtype for value in bfloat16.weights.values()} == {torch.float32}
+    assert {value.dtype for value in half.weights.values()} == {torch.bfloat16}
+    assert all(torch.equal(value.bfloat16(), half.weights[name]) for name, value in exact.weights.items())
+
+
+def test_updates_that_bfloat16_cannot_hold_add_up_in_the_master_weights(tmp_path: Path) -> None:
+    policy = train_steps(Policy(tiny_model(), HALF), 3)
+    policy.save(tmp_path)
+    saved, name = read_weights(tmp_path), "model.norm.weight"
+    assert load_file(tmp_path / "model.safetensors")[name].dtype == torch.float32
+    assert torch.equal(policy.weights[name], torch.ones(16).bfloat16()), "near 1, bfloat16 steps are of 0.008"
+    assert (saved[name] - 1).abs().max() == pytest.approx(3e-4, rel=0.1)
+    assert all(torch.equal(saved[name].bfloat16(), value) for name, value in policy.weights.items())
+
+
+def test_gradients_of_micro_batches_are_summed_in_float32() -> None:
+    policy = Policy(tiny_model(), HALF)
+    for _ in range(400):  # In bfloat16, sums stop at 256 times what is added.
+        (-policy_logprobs(policy, ROWS).sum()).backward()
+    norm = policy.step()["update/grad_norm"]
+    single = Policy(tiny_model(), HALF)
+    (-policy_logprobs(single, ROWS).sum()).backward()
+    assert norm == pytest.approx(400 * single.step()["update/grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": "muon"}, {"critic": CriticSettings()}, {"gradient_checkpointing": True}]
+)
+def test_resumed_bfloat16_policy_gets_identical_weights(tmp_path: Path, changes: dict[str, object]) -> None:
+    update = HALF.model_copy(update=changes)
+    uninterrupted = train_steps(Policy(tiny_model(), update), 4)
+    train_steps(Policy(tiny_model(), update), 2).save(tmp_path / "half-way")
+    resumed = Policy(tiny_model(), update)
+    resumed.resume(tmp_path / "half-way")
+    train_steps(resumed, 2)
+    for name, policy in (("first", uninterrupted), ("second", resumed)):
+        policy.save(tmp_path / name)
+    first, second = read_weights(tmp_path / "first"), read_weights(tmp_path / "second")
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert all(torch.equal(value, resumed.weights[name]) for name, value in uninterrupted.weights.items())
+
+
+def test_reference_of_a_bfloat16_policy_is_what_it_was(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    policy = Policy.load(tmp_path, HALF, "cpu")
+    before = policy_logprobs(policy, ROWS)
+    train_steps(policy, 5)
+    reference = policy.load_reference().compute_batch_logprobs(*pack_sequences(ROWS)).logprobs_T
+    assert torch.equal(reference, before)

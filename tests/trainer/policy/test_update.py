@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,28 @@ def test_critic_learns_the_return_and_resumes_identically(tmp_path: Path) -> Non
     resumed.resume(tmp_path)
     assert first + losses(resumed, 6) == metrics
     assert max_difference(resumed, uninterrupted) == 0.0
+
+
+def test_plan_of_the_next_pass_is_made_in_a_thread_during_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy(tiny_model(), UpdateSettings(micro_batch_tokens=20))
+    updater, reader, planned = PolicyUpdater(policy, GRPO, exact=True), policy.logprob_reader, threading.Semaphore(0)
+    plan, compute, threads = reader.plan, policy.compute_batch_logprobs, set[str]()
+    passes: list[object] = []
+
+    def note_plan(*inputs: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        planned.release()
+        return plan(*inputs)
+
+    def compute_when_next_is_planned(*inputs: Any) -> Logprobs:
+        passes.append(inputs)
+        if len(passes) == 1:
+            assert planned.acquire(timeout=10), "the plan of this pass"
+        if len(passes) < updater._total_passes:
+            assert planned.acquire(timeout=10), "that of the next"
+        return compute(*inputs)
+
+    monkeypatch.setattr(reader, "plan", note_plan)
+    monkeypatch.setattr(policy, "compute_batch_logprobs", compute_when_next_is_planned)
+    updater.train_step(example_batch(tiny_model(), groups=4))
+    assert len(passes) > 2 and threads == {"plan_0"} and not planned.acquire(blocking=False)
