@@ -165,7 +165,7 @@ GATEWAY_LAYERS = (
     ("cli",),
 )
 TRAINER_LAYERS = (
-    ("ledger", "parse", "worker_thread", "load_plugin", "finding", "pretrained"),
+    ("ledger", "parse", "worker_thread", "load_plugin", "finding", "pretrained", "hub"),
     ("rollout.task", "rollout.rollout", "storage", "vision", "engine", "template"),
     ("rollout.run_part",),
     ("rollout.settings",),
