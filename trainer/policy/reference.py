@@ -18,7 +18,7 @@ from gateway.types import Image
 from trainer.algorithms.settings import KLSettings, ReferenceSettings
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.http_client import ConnectionBroken, RequestRefused, SGLangClient, run_all
-from trainer.policy.logprobs import Logprobs, LogprobSource
+from trainer.policy.logprobs import Logprobs, LogprobSource, PassPlan
 from trainer.policy.memory_parts import load_meta_model
 from trainer.policy.policy import Policy
 from trainer.policy.settings import PolicyError
@@ -64,6 +64,7 @@ class ServedReference:
         selected_T: Tensor,
         temperature: float = 1.0,
         images: Sequence[Image] = (),
+        plan: PassPlan | None = None,
     ) -> Logprobs:
         """The logprobs of the selected tokens. Entropies are 0: a server does not return them."""
         if images or temperature != 1:

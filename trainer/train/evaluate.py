@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import sqrt
@@ -33,7 +33,7 @@ from trainer.storage.run_status import StatusFile, read_status
 from trainer.train.checkpoint import Checkpoint, Checkpoints
 from trainer.train.job import Job, JobObjects, open_job, require_tasks
 from trainer.train.run_folder import load_run_settings, use_start_model
-from trainer.train.settings import EvaluationSettings
+from trainer.train.settings import EvaluationSettings, TrainSettings
 from trainer.view.progress import RolloutProgress
 from trainer.view.task_outcomes import (
     COMPARED,
@@ -169,9 +169,11 @@ class Comparison:
     """Whether the run did not train on these tasks."""
     tries: int = 1
     """Of each task, when sampled."""
+    changes: Sequence[str] = ()
+    """Settings that differ from the run's, as they were written."""
 
     @property
-    def changes(self) -> dict[str, OutcomeComparison]:
+    def paired(self) -> dict[str, OutcomeComparison]:
         """Before and after training, task by task."""
         pairs = {name: (self.variants[f"{name}_before"].outcomes, self.variants[name].outcomes) for name in COMPARED}
         compared = {name: OutcomeComparison(*pair) for name, pair in pairs.items()}
@@ -202,7 +204,7 @@ class Comparison:
             | {
                 "by_kind": by_kind,
                 "intervals": intervals,
-                "changes": {name: comparison.summary for name, comparison in self.changes.items()},
+                "paired": {name: comparison.summary for name, comparison in self.paired.items()},
                 "passes": {
                     name: {
                         f"{what}{count}": round(value, 4)
@@ -215,6 +217,7 @@ class Comparison:
                 "lost": sum(evaluation.lost for evaluation in self.variants.values()),
                 "held_out": self.is_held_out,
                 "step": self.step,
+                "changes": list(self.changes),
             }
         )
 
@@ -233,8 +236,10 @@ class Comparison:
         for kind in self._kinds if len(self._kinds) > 1 else ():
             rates = (self.variants[name].kinds.get(kind, SuccessRate(0, 0)) for name in VARIANTS)
             table.add_row(kind, *map(_format_rate, rates))
+        if self.changes:
+            table.title = f"{table.title}, with {' '.join(self.changes)}"
         captions = []
-        for name, comparison in self.changes.items():
+        for name, comparison in self.paired.items():
             found = comparison.summary
             low, high = found["interval"]
             captions.append(
@@ -262,13 +267,15 @@ async def compare_run(
     data: str | None,
     console: Console,
     objects: JobObjects | None = None,
-    *,
-    tries: int | None = None,
+    changed: tuple[TrainSettings, Sequence[str]] | None = None,
 ) -> Comparison:
-    """Compares the model before training with a run's latest intact checkpoint."""
-    settings = use_start_model(run, load_run_settings(run))
-    given = {"final_rows": rows, "data": data, "k": tries}
-    overrides = {name: value for name, value in given.items() if value is not None}
+    """Compares the model before training with a run's latest intact checkpoint.
+
+    `changed` are the run's settings with changes, and the words that made them.
+    """
+    given, words = changed or (load_run_settings(run), ())
+    settings = use_start_model(run, given)
+    overrides = {name: value for name, value in (("final_rows", rows), ("data", data)) if value is not None}
     evaluation = EvaluationSettings.model_validate(settings.evaluation.model_dump() | overrides)
     evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
     require_tasks(evaluated)
@@ -285,7 +292,15 @@ async def compare_run(
                 await engine.publish(policy.weights, 0)
             async with job.open_player(engine, run / EVALUATION_FOLDER, log):
                 with _show_progress(job, engine, run, console) as progress:
-                    return await compare_policies(job, engine, policy, checkpoint, run, progress)
+                    comparison = await compare_policies(job, engine, policy, checkpoint, run, progress)
+    comparison = replace(comparison, changes=words)
+    file = run / EVALUATION_FOLDER / COMPARISON_FILE
+    try:
+        write_atomically(file, (comparison.json + "\n").encode())
+    except OSError as error:
+        remedy = f"then evaluate again with `mtrl-train eval {run}`"
+        raise RunError(describe_write_error(file, error, remedy)) from error
+    return comparison
 
 
 def _keep_earlier(folder: Path) -> None:
@@ -329,14 +344,7 @@ async def compare_policies(
         variants[name] = await _evaluate_variant(job, engine, tasks, progress, greedy=name.startswith("greedy"))
         progress.console.print(f"{name.replace('_', ' ')}: {_format_rate(variants[name].all)}", markup=False)
         await to_thread.run_sync(save_rollouts, run / EVALUATION_FOLDER / name, variants[name])
-    comparison = Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out, job.settings.evaluation.k)
-    file = run / EVALUATION_FOLDER / COMPARISON_FILE
-    try:
-        write_atomically(file, (comparison.json + "\n").encode())
-    except OSError as error:
-        remedy = f"then evaluate again with `mtrl-train eval {run}`"
-        raise RunError(describe_write_error(file, error, remedy)) from error
-    return comparison
+    return Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out, job.settings.evaluation.k)
 
 
 async def _evaluate_variant(

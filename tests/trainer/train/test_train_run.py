@@ -17,7 +17,7 @@ from trainer.storage.run_files import read_metrics
 from trainer.storage.run_status import RunStatus, read_status
 from trainer.train.evaluate import compare_run
 from trainer.train.replay_step import replay_step
-from trainer.train.run_folder import RunFolder
+from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
 from trainer.view.metrics import describe_metric, is_repeated
 from trainer.view.task_outcomes import compare_runs
@@ -86,7 +86,13 @@ async def test_recorded_step_is_replayed_with_the_same_ids_and_loss(run: Path) -
 
 
 async def test_success_before_and_after_is_compared(run: Path) -> None:
-    comparison = await compare_run(run, 8, None, string_console(), tries=3)
+    given, words = load_run_settings(run), ("sampling.temperature=0.5",)
+    update = {
+        "sampling": given.sampling.model_copy(update={"temperature": 0.5}),
+        "evaluation": given.evaluation.model_copy(update={"k": 3}),
+    }
+    cooler = given.model_copy(update=update)
+    comparison = await compare_run(run, 8, None, string_console(), changed=(cooler, words))
     report = json.loads(comparison.json)
     for way in ("sampled", "greedy", "sampled_before", "greedy_before"):
         assert 0 <= report[way] <= 1 and report["intervals"][way][0] <= report[way] <= report["intervals"][way][1]
@@ -95,7 +101,8 @@ async def test_success_before_and_after_is_compared(run: Path) -> None:
     assert report["passes"].keys() == {"sampled", "sampled_before"}
     for passes in report["passes"].values():
         assert passes["pass@3"] >= passes["pass@2"] >= passes["pass^2"] >= passes["pass^3"]
-    assert report["changes"]["greedy"]["difference"] == pytest.approx(report["greedy"] - report["greedy_before"])
+    assert report["paired"]["greedy"]["difference"] == pytest.approx(report["greedy"] - report["greedy_before"])
+    assert report["changes"] == [*words] and str(comparison.table.title).endswith("with sampling.temperature=0.5")
     console = string_console()
     console.print(comparison.table)
     assert "pass^3" in console.file.getvalue() and "task by task" in console.file.getvalue()  # type: ignore[attr-defined]
