@@ -37,6 +37,7 @@ from gateway.native.function import FunctionPath, FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
 from gateway.native.sandboxed_toolset import SandboxedTool, SandboxedToolset, module_path
 from gateway.sandbox.choose_provider import choose_provider
+from gateway.sandbox.roots import find_root
 from gateway.sandbox.sandbox_paths import resolve_paths
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates
@@ -259,6 +260,12 @@ def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: M
     """The shipped tools of one entry, which share a sandbox for each rollout."""
     folder = entry.file.resolve().parent
     settings = _sandbox_settings(entry)
+    if settings.root and (settings.provider is None or settings.provider.is_local):
+        try:
+            find_root(settings.root)
+        except ConfigError as error:
+            field = f"{entry.field}.sandbox.root"
+            raise ConfigError(error.problem, file=entry.file, field=field, remedy=error.remedy) from error
     provider = choose_provider(settings, services.reaper)
     inner = SandboxToolset(entry.sandbox_tools, settings, provider, entry.owner)
     inner.warm = entry.warm

@@ -280,6 +280,44 @@ def exit_with_error(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+roots_app = typer.Typer(no_args_is_help=True, help="Root file systems of sandboxes (`sandbox: {root: NAME}`).")
+app.add_typer(roots_app, name="roots")
+
+
+@roots_app.command("add")
+def add_root(
+    name: Annotated[str, typer.Argument(help="The root's name in `sandbox: {root: NAME}`.")],
+    archive: Annotated[
+        Path, typer.Argument(metavar="FILE.tar", help="`docker save`, `docker export`, or an OCI archive.")
+    ],
+) -> None:
+    """Make a root of a container image: docker save IMAGE -o FILE.tar; mtrl-gateway roots add NAME FILE.tar."""
+    from gateway.sandbox import roots
+
+    with errors_to_exit():
+        root, left_out = roots.add_root(name, archive)
+        typer.echo(f"{roots.describe_root(root)}{f'; {left_out}' if left_out else ''}")
+
+
+@roots_app.command("list")
+def list_roots() -> None:
+    """List the roots, with their sizes."""
+    from gateway.sandbox import roots
+
+    with errors_to_exit():
+        for root in roots.list_roots():
+            typer.echo(roots.describe_root(root))
+
+
+@roots_app.command("remove")
+def remove_root(name: Annotated[str, typer.Argument(help="The root's name.")]) -> None:
+    """Remove a root."""
+    from gateway.sandbox import roots
+
+    with errors_to_exit():
+        roots.remove_root(name)
+
+
 @app.callback()
 def _configure_logging(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more to standard error.")] = False,

@@ -14,10 +14,12 @@ from functools import cache
 from pathlib import Path
 
 from gateway.process.spawn import Finished, run_command
-from gateway.sandbox import host_proxy, proxy_listener, state_mount
+from gateway.sandbox import host_proxy, proxy_listener, root_entry, state_mount
 from gateway.sandbox.cgroups import OWN_PROCESSES
+from gateway.sandbox.kept_files import KeptFiles
 from gateway.sandbox.memory_files import descriptor_path, join_options, open_file, shared_file
-from gateway.sandbox.sandbox_environment import ENVIRONMENT, give_back, hold_back
+from gateway.sandbox.root_interpreter import LOADED_PYTHON, PLACE, interpreter_files, script
+from gateway.sandbox.sandbox_environment import ENVIRONMENT, give_back, held_names, hold_back
 from gateway.sandbox.sandbox_layout import (
     CERTIFICATES,
     COPIED_FILES,
@@ -41,6 +43,8 @@ STATE_COMMAND = (sys.executable, "-I", "-S", "-B", state_mount.__file__)
 OWN_FILES = 16
 """Folders that an overlay has besides the files of its user."""
 PROBE_S = 20.0
+ROOT_FOLDERS = ("/proc", "/dev", PLACE, "/tmp", ROLLOUT)  # noqa: S108 - inside
+"""Folders that each root has."""
 MASKED_FILES = tuple(
     Path(__file__).with_name("masked_proc") / name for name in ("cmdline", "loadavg", "meminfo", "stat")
 )
@@ -93,6 +97,10 @@ class Confined:
     """The socket file of the proxy for its list of hosts."""
     state: str = ""
     """The prepared folder or archive that the working folder begins as."""
+    root: str = ""
+    """The folder of its root, in place of the machine's system."""
+    kept: KeptFiles | None = None
+    """What keeps its files for the boxes that follow, and has those of earlier ones."""
     is_first_process: bool = False
     """Whether the command itself may be process 1 inside, which reaps the others. It is, where the gateway is not
     root's: bubblewrap's own process 1 would be of the same user as the others, which could open it."""
@@ -130,25 +138,50 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     Options have the environment with its secrets: everybody could read them on the command line.
     """
     settings = confined.settings
-    listen = (*LISTENER_COMMAND, host_proxy.INSIDE, str(host_proxy.PORT)) if confined.proxy_socket else ()
+    if confined.kept is not None:
+        confined.kept.place = confined.kept.place or _state_place(confined)
     environment = _environment(confined)
-    language = environment.pop("LANG")
-    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, language)
-    inner = (*enter, *listen, *_drop_rights(confined), *give_back(confined.settings.env, confined.env or {}))
-    folders = [folder for folder in _layout(confined).own_memory_folders if folder != ROLLOUT or not confined.state]
+    inner = _enter_root(confined) if confined.root else _enter(confined, environment.pop("LANG"))
+    has_files = bool(confined.state or confined.kept)
+    folders = [folder for folder in _layout(confined).own_memory_folders if folder != ROLLOUT or not has_files]
     shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
     started, info = open_file(b""), open_file(b"")
     held = (started, info, open_file(join_options(_options(confined, environment))))
     copied = (path if path in _layout(confined).copied else os.devnull for path in COPIED_FILES.values())
     files = (*map(descriptor_path, held), *shared, *copied)
     outer = ("/bin/sh", "-c", JOIN, "sh", *files, str(confined.group or ""))
-    with_state = _mount_state(confined) if confined.state else ()
+    with_state = _mount_layers(confined) if confined.kept else _mount_state(confined) if confined.state else ()
     bubblewrap = (*with_state, shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
     try:
         yield CommandLine((*outer, *bubblewrap, *inner, *confined.command), info, started)
     finally:
         for descriptor in held:
             os.close(descriptor)
+
+
+def _enter(confined: Confined, language: str) -> tuple[str, ...]:
+    """What runs inside before the command."""
+    listen = (*LISTENER_COMMAND, host_proxy.INSIDE, str(host_proxy.PORT)) if confined.proxy_socket else ()
+    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, language)
+    return (*enter, *listen, *_drop_rights(confined), *give_back(confined.settings.env, confined.env or {}))
+
+
+def _enter_root(confined: Confined) -> tuple[str, ...]:
+    """What runs before the command in a root, of which it uses nothing."""
+    settings, python = confined.settings, (*LOADED_PYTHON, "-I", "-S", "-B")
+    listen = (*python, script(proxy_listener), host_proxy.INSIDE, str(host_proxy.PORT)) if confined.proxy_socket else ()
+    limits = {
+        "RLIMIT_CORE": 0, "RLIMIT_CPU": settings.cpu_s, "RLIMIT_FSIZE": settings.disk_mb * 2**20,
+        "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_NPROC": settings.processes + OWN_PROCESSES,
+    }  # fmt: skip
+    if confined.limits_memory_by_process:
+        limits["RLIMIT_AS"] = settings.memory_mb * 2**20
+    values = {
+        "limits": limits, "user": confined.user, "workdir": settings.workdir or ROLLOUT,
+        "shared": f"mode=1777,size={settings.disk_mb}m,nr_inodes={settings.files}",
+        "held": held_names(settings.env, confined.env or {}),
+    }  # fmt: skip
+    return (*listen, *python, script(root_entry), json.dumps(values))
 
 
 def find_copy_reason(state: Path) -> str:
@@ -184,8 +217,24 @@ def _mount_state(confined: Confined, *, is_probe: bool = False) -> tuple[str, ..
     return (*STATE_COMMAND, json.dumps(values))
 
 
+def _mount_layers(confined: Confined) -> tuple[str, ...]:
+    """The command that lays the box's files over its root or state and what earlier boxes left."""
+    settings, kept, layout = confined.settings, confined.kept, _layout(confined)
+    if kept is None:
+        raise ValueError("nothing keeps the files of this box")
+    paths = (*layout.readable, *layout.writable, *filter(None, (confined.proxy_socket and host_proxy.INSIDE,)))
+    points = [f"{path}/" if os.path.isdir(path) else path for path in paths]
+    values = {
+        "place": kept.place, "lower": confined.root or confined.state, "is_root": bool(confined.root),
+        "user": confined.user, "depth": kept.depth, "kept": kept.paths,
+        "bytes": settings.disk_mb * 2**20, "files": settings.files + OWN_FILES,
+        "points": [*(f"{path}/" for path in ROOT_FOLDERS), *points] if confined.root else (),
+    }  # fmt: skip
+    return (*STATE_COMMAND, json.dumps(values))
+
+
 def _state_place(confined: Confined) -> str:
-    return _layout(confined).find_state_place((*confined.files.values(), confined.state))
+    return _layout(confined).find_state_place((*confined.files.values(), confined.state, confined.root))
 
 
 def _limits(confined: Confined) -> Iterator[str]:
@@ -227,6 +276,14 @@ def _environment(confined: Confined) -> dict[str, str]:
 
 
 def _layout(confined: Confined) -> SandboxLayout:
+    if confined.root:
+        settings = confined.settings
+        return make_layout(
+            (),
+            tuple(confined.readable),
+            tuple(map(str, settings.readable)),
+            (*confined.writable, *map(str, settings.writable)),
+        )
     needs_hosts = (*python_folders(), LISTENER_COMMAND[-1], CERTIFICATES) if confined.proxy_socket else ()
     needed = tuple(path for path in (*needs_hosts, *confined.readable) if os.path.exists(path))
     named = tuple(map(str, confined.settings.readable))  # One of these that is missing is an error of bubblewrap.
@@ -240,23 +297,32 @@ def _system_paths() -> tuple[str, ...]:
 
 
 def _mounts(confined: Confined) -> Iterator[str]:
-    layout = _layout(confined)
+    layout, kept = _layout(confined), confined.kept
+    merged = kept.merged if kept is not None else f"{_state_place(confined)}/merged" if confined.state else ""
+    if confined.root:
+        yield from ("--bind", merged, "/", "--tmpfs", PLACE)
     yield from ("--proc", "/proc", "--dev", "/dev")
     for file in MASKED_FILES:
         yield from ("--ro-bind", str(file), f"/proc/{file.name}")
-    for folder in MEMORY_FOLDERS:
-        yield from ("--dir", folder)
-    for folder in layout.shared_memory_folders:
-        yield from ("--perms", "1777", "--size", str(confined.settings.disk_mb * 2**20), "--tmpfs", folder)
-    yield from _system_files(layout)
+    if not confined.root:
+        for folder in MEMORY_FOLDERS:
+            yield from ("--dir", folder)
+        for folder in layout.shared_memory_folders:
+            yield from ("--perms", "1777", "--size", str(confined.settings.disk_mb * 2**20), "--tmpfs", folder)
+        yield from _system_files(layout)
     proxy = {host_proxy.INSIDE: confined.proxy_socket} if confined.proxy_socket else {}
-    for inside, path in {**dict(zip(layout.readable, layout.readable, strict=True)), **confined.files, **proxy}.items():
+    ours = interpreter_files() if confined.root else {}
+    named = dict(zip(layout.readable, layout.readable, strict=True))
+    for inside, path in {**named, **ours, **confined.files, **proxy}.items():
         yield from ("--ro-bind", path, inside)
     yield from ("--remount-ro", "/dev")
     for path in layout.writable:
         yield from ("--bind", path, path)
-    if confined.state:
-        yield from ("--bind", f"{_state_place(confined)}/merged", ROLLOUT)
+    if confined.root:
+        yield from ("--remount-ro", PLACE)
+        return
+    if merged:
+        yield from ("--bind", merged, ROLLOUT)
     yield from ("--remount-ro", "/")
 
 

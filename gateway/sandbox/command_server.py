@@ -76,7 +76,9 @@ class Server:
         self.interpreter: Interpreter | None = None
 
     def answer(self, request: dict[str, Any]) -> Reply:
-        kinds = {"run": self.run, "python": self.python, "put": self.put, "get": self.get, "env": self.env}
+        kinds = {
+            "run": self.run, "python": self.python, "put": self.put, "get": self.get, "env": self.env, "end": self.end,
+        }  # fmt: skip
         try:
             try:
                 return kinds[request["do"]](request)
@@ -100,6 +102,11 @@ class Server:
             if not [*running()]:
                 return
             time.sleep(0.002)
+
+    def end(self, request: dict[str, Any]) -> Reply:
+        """Ends everything that was started."""
+        self.end_all()
+        return {}
 
     def env(self, request: dict[str, Any]) -> Reply:
         """Sets the environment of what is started."""

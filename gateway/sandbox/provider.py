@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from anyio import to_thread
+
+from gateway.errors import ConfigError, Unavailable
 from gateway.process import child_entry
 from gateway.process.reaper import Reaper
-from gateway.sandbox import command_server, interpreter_process
+from gateway.sandbox import command_server, host_proxy, interpreter_process, root_interpreter
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import Confined, python_folders
-from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded
+from gateway.sandbox.confined_process import START_S, ConfinedProcess, SandboxEnded, SandboxKilled
+from gateway.sandbox.kept_files import KeptFiles
 from gateway.sandbox.large_messages import (
     PIECE_BYTES,
     decode_base64,
@@ -28,6 +32,7 @@ from gateway.sandbox.large_messages import (
     parse_message,
     split_pieces,
 )
+from gateway.sandbox.roots import find_root
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandboxed_command import open_command
 
@@ -38,6 +43,7 @@ MARGIN_S = 5.0
 MOST_IMAGES = interpreter_process.MOST_IMAGES
 ENVIRONMENT = {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib", "PYTHONHASHSEED": "0"}  # noqa: S108 - inside
 """Equal rollouts print equal sets."""
+ROOT_HOME = "/root"
 SCRIPTS = (child_entry.__file__, command_server.__file__, interpreter_process.__file__)
 """What runs inside: the first runs the functions of the others."""
 SERVER_COMMAND = (sys.executable, "-I", "-S", "-B", SCRIPTS[0], f"{SCRIPTS[1]}:serve")
@@ -74,8 +80,8 @@ class Sandbox(Protocol):
         ...
 
     @property
-    def python(self) -> str:
-        """The Python program inside."""
+    def python(self) -> Sequence[str]:
+        """The command of a Python inside."""
         ...
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
@@ -100,6 +106,19 @@ class Sandbox(Protocol):
 
     async def stop(self) -> None: ...
 
+    async def freeze(self) -> FrozenFiles:
+        """Ends all processes and keeps the files, which the caller closes; raises SandboxEnded or SandboxKilled where
+        they are lost, and Unavailable."""
+        ...
+
+
+class FrozenFiles(Protocol):
+    """The files that a sandbox has left. Sandboxes that start with them change nothing of them."""
+
+    async def close(self) -> None:
+        """Drops them, once no sandbox that started with them runs, and their files were dropped."""
+        ...
+
 
 class SandboxProvider(Protocol):
     """Starts sandboxes."""
@@ -107,8 +126,16 @@ class SandboxProvider(Protocol):
     mounts_states: bool
     """Whether `start` makes the working folder of a prepared state, which is put in after the start otherwise."""
 
-    async def start(self, settings: SandboxSettings, state: Path | None = None) -> Sandbox:
-        """A started sandbox, which the caller stops; raises Unavailable."""
+    async def start(
+        self,
+        settings: SandboxSettings,
+        state: Path | None = None,
+        *,
+        keeps_files: bool = False,
+        files_of: FrozenFiles | None = None,
+    ) -> Sandbox:
+        """A started sandbox, which the caller stops; raises Unavailable. One that `keeps_files` can be frozen; with
+        `files_of` it has the files that another one with the same root and state left."""
         ...
 
 
@@ -120,19 +147,85 @@ class BubblewrapProvider:
     def __init__(self, reaper: Reaper) -> None:
         self._reaper = reaper
 
-    async def start(self, settings: SandboxSettings, state: Path | None = None) -> LocalSandbox:
-        readable = (*python_folders(), *SCRIPTS)
-        confined = Confined(
-            SERVER_COMMAND, settings, readable, env=ENVIRONMENT, state=str(state or ""), is_first_process=True
-        )
-        return LocalSandbox(await ConfinedProcess.start(open_command(confined, self._reaper), self._reaper))
+    async def start(
+        self,
+        settings: SandboxSettings,
+        state: Path | None = None,
+        *,
+        keeps_files: bool = False,
+        files_of: FrozenFiles | None = None,
+    ) -> LocalSandbox:
+        root = ""
+        env: dict[str, str] = {}
+        if settings.root:
+            root, settings, env = await to_thread.run_sync(use_root, settings)
+        kept = earlier = files_of.kept if isinstance(files_of, FrozenNamespace) else None
+        if root or keeps_files or earlier:
+            kept = KeptFiles(earlier)
+        try:
+            readable = () if root else (*python_folders(), *SCRIPTS)
+            words = root_interpreter.SERVER_COMMAND if root else SERVER_COMMAND
+            confined = Confined(
+                words,
+                settings,
+                readable,
+                env=ENVIRONMENT,
+                state=str(state or ""),
+                root=root,
+                kept=kept,
+                is_first_process=True,
+            )
+            process = await ConfinedProcess.start(open_command(confined, self._reaper), self._reaper)
+            interpreter = root_interpreter.INTERPRETER_COMMAND if root else INTERPRETER_COMMAND
+            started = LocalSandbox(process, interpreter, kept)
+            try:
+                if kept is not None:
+                    kept.hold(process.process.pid)
+                if env:
+                    await started.set_environment(env)
+            except BaseException:
+                await started.stop()
+                raise
+        except BaseException as error:
+            if kept is not None:
+                kept.close()
+            if isinstance(error, SandboxEnded | SandboxKilled | OSError):
+                raise Unavailable(f"a sandbox did not start: {error}") from error
+            raise
+        return started
+
+
+def use_root(settings: SandboxSettings) -> tuple[str, SandboxSettings, dict[str, str]]:
+    """The files of a root, the settings that follow from it, and the environment inside; raises Unavailable."""
+    try:
+        root = find_root(settings.root)
+        image = root.image
+    except (ConfigError, OSError, ValueError) as error:
+        raise Unavailable(f"a sandbox did not start: {error}") from error
+    proxied = host_proxy.ENVIRONMENT if settings.hosts else {}
+    env = {"HOME": ROOT_HOME, **image["env"], **proxied, **settings.env}
+    update: dict[str, Any] = {"env": {}, "workdir": settings.workdir or image["workdir"]}
+    return str(root.files), settings.model_copy(update=update), env
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenNamespace:
+    """The files that a sandbox of this machine has left."""
+
+    kept: KeptFiles
+
+    async def close(self) -> None:
+        self.kept.close()
 
 
 class LocalSandbox:
     """A sandbox whose server of commands is a child process of this one, or is reached through one."""
 
-    def __init__(self, process: ConfinedProcess, interpreter: Sequence[str] = INTERPRETER_COMMAND) -> None:
+    def __init__(
+        self, process: ConfinedProcess, interpreter: Sequence[str] = INTERPRETER_COMMAND, kept: KeptFiles | None = None
+    ) -> None:
         self._process, self._settings, self._interpreter = process, process.settings, list(interpreter)
+        self._kept = kept
         self._memory_hits = 0
 
     @property
@@ -144,8 +237,8 @@ class LocalSandbox:
         return self._process.process.exit_code is not None
 
     @property
-    def python(self) -> str:
-        return self._interpreter[0]
+    def python(self) -> Sequence[str]:
+        return self._interpreter[: self._interpreter.index("-B")]
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
         request = {"do": "run", "command": list(command), "stdin": await encode_base64(stdin)}
@@ -177,8 +270,25 @@ class LocalSandbox:
             raise OSError(str(reply["error"]))
         return (await self._decode([reply.get("data")]))[0], reply.get("is_end") is not False
 
+    async def set_environment(self, env: Mapping[str, str]) -> None:
+        """Sets the environment of what is started from now on. On a command line everybody could read it."""
+        await self._ask({"do": "env", "env": dict(env)}, START_S)
+
+    async def end_processes(self) -> None:
+        """Ends what was started in it."""
+        await self._ask({"do": "end"}, FILE_S)
+
     async def stop(self) -> None:
         await self._process.stop()
+        if self._kept is not None:
+            self._kept.close()
+
+    async def freeze(self) -> FrozenFiles:
+        await self._process.stop()
+        kept, self._kept = self._kept, None
+        if kept is None:
+            raise SandboxEnded("it keeps no files")
+        return FrozenNamespace(kept)
 
     def _limits(self, timeout_s: float) -> dict[str, Any]:
         return {"timeout_s": timeout_s, "output_bytes": self._settings.output_bytes}
@@ -220,9 +330,11 @@ class LocalSandbox:
 
 
 @asynccontextmanager
-async def opened(provider: SandboxProvider, settings: SandboxSettings) -> AsyncIterator[Sandbox]:
+async def opened(
+    provider: SandboxProvider, settings: SandboxSettings, files_of: FrozenFiles | None = None
+) -> AsyncIterator[Sandbox]:
     """A sandbox for a block."""
-    sandbox = await provider.start(settings)
+    sandbox = await provider.start(settings, files_of=files_of)
     try:
         yield sandbox
     finally:

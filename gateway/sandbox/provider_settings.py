@@ -10,6 +10,7 @@ from gateway.config.base import FrozenModel
 if TYPE_CHECKING:
     from gateway.process.reaper import Reaper
     from gateway.sandbox.provider import SandboxProvider
+    from gateway.sandbox.sandbox_settings import SandboxSettings
 
 
 class ProviderSettings(FrozenModel):
@@ -27,6 +28,9 @@ class ProviderSettings(FrozenModel):
     def describe(self) -> str:
         """The provider, for people."""
         raise NotImplementedError
+
+    def check(self, settings: SandboxSettings) -> None:
+        """Raises ValueError for settings beside the section that the provider cannot do."""
 
     def find_problem(self) -> str | None:
         """Why no sandbox can be started, with what to do; None if one can. May take a moment."""

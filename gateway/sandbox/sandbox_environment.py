@@ -20,11 +20,16 @@ def hold_back(variables: Mapping[str, str], ours: Mapping[str, str]) -> dict[str
     return {f"{HELD_BACK}{index}": value for index, value in enumerate(_passed_on(variables, ours).values())}
 
 
+def held_names(variables: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
+    """The names that variables have until then, with their own."""
+    return {f"{HELD_BACK}{index}": name for index, name in enumerate(_passed_on(variables, ours))}
+
+
 def give_back(variables: Mapping[str, str], ours: Mapping[str, str]) -> Sequence[str]:
     """The command that gives variables their names and goes on as what follows it. It has none of their values, since
     everybody can read command lines."""
-    names = enumerate(_passed_on(variables, ours))
-    given = [f'export {name}="${HELD_BACK}{index}"; unset {HELD_BACK}{index}\n' for index, name in names]
+    names = held_names(variables, ours).items()
+    given = [f'export {name}="${held}"; unset {held}\n' for held, name in names]
     return ("/bin/sh", "-c", f'{"".join(given)}exec "$@"', "sh") if given else ()
 
 

@@ -19,6 +19,7 @@ UNUSABLE = re.compile(r"[\0\ud800-\udfff]")
 """Characters that no file's name and no variable has."""
 MAX_MB = 2**24
 """The kernel counts bytes, and more of them than its numbers have is no limit."""
+NAME_OF_ROOT = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 Network = Literal["none", "loopback"] | tuple[str, ...]
 
 
@@ -57,6 +58,11 @@ else:
 class SandboxSettings(ProviderSections):
     """What exists inside a sandbox, and how much of it."""
 
+    root: Annotated[str, Field(pattern=f"^({NAME_OF_ROOT.pattern})?$")] = ""
+    """A root file system instead of this machine's, by the name that `mtrl-gateway roots add` gave it. All of it can be
+    written; what is written is in memory, and the sandbox's alone."""
+    workdir: Annotated[str, Field(pattern="^(/.*)?$")] = ""
+    """The folder in which tools of a sandbox with a `root` work; by default that of its image, or `/rollout`."""
     network: Annotated[Network, AfterValidator(_check_network)] = "none"
     """`none`: no Internet sockets; `loopback`: a loopback interface of its own, which reaches nothing outside; a list
     of hosts, such as `[pypi.org, "*.pythonhosted.org", "10.0.0.5:8080"]`: these alone, through a proxy of the gateway.
@@ -92,8 +98,12 @@ class SandboxSettings(ProviderSections):
         named = [name for name in ProviderSections.model_fields if getattr(self, name) is not None]
         if len(named) > 1:
             raise rule_error(f"{' and '.join(f'`{name}`' for name in named)} exclude each other", "keep one of them")
+        if self.workdir and not self.root:
+            raise rule_error("`workdir` belongs to `root`", "name a `root`, or remove it")
         if self.provider is not None and not self.provider.is_local and (self.readable or self.writable):
             raise rule_error("paths of this machine do not exist on another one", "remove `readable` and `writable`")
+        if self.provider is not None:
+            self.provider.check(self)
         return self
 
     @property
@@ -108,7 +118,11 @@ class SandboxSettings(ProviderSections):
 
 
 def check_is_local(settings: SandboxSettings) -> None:
-    """Raises for a provider that has only the tools `python`, `shell` and `files`."""
+    """Raises for a provider or a root that has only the tools `python`, `shell` and `files`."""
+    if settings.root:
+        raise rule_error(
+            "`root` is for the tools `python`, `shell` and `files` only", "use `sandbox_tools`, or remove it"
+        )
     if settings.provider is not None:
         problem = f"`{settings.provider.key}` runs the tools `python`, `shell` and `files` only"
         raise rule_error(problem, "use `sandbox_tools`, or remove it: bubblewrap runs this")

@@ -51,13 +51,9 @@ class SandboxStates:
     async def put(self, sandbox: Sandbox, state: Path) -> None:
         """Puts a state into a new sandbox; raises Unavailable."""
         try:
-            packed = await to_thread.run_sync(_pack, state)
-            await sandbox.put(ARCHIVE, packed)
-            done = await sandbox.run((sandbox.python, *PYTHON_OPTIONS, UNPACK), b"", PACK_S)
+            await unpack_files(sandbox, await to_thread.run_sync(_pack, state))
         except (StateError, OSError, SandboxEnded, SandboxKilled) as error:
             raise Unavailable(f"the `state` cannot be put into the sandbox: {error}") from error
-        if done.stopped or done.status:
-            raise Unavailable(f"the `state` cannot be unpacked in the sandbox: {done.stopped or done.stderr.strip()}")
 
     async def hash(self, sandbox: Sandbox | None, name: str) -> str:
         """The hash of what is in the sandbox; of the prepared state if none was started. Raises Unavailable.
@@ -67,10 +63,7 @@ class SandboxStates:
         if sandbox is None:
             return await self.prepared.hash_prepared(name)
         try:
-            done = await sandbox.run((sandbox.python, *PYTHON_OPTIONS, PACK, ROLLOUT, ARCHIVE), b"", PACK_S)
-            if done.stopped or done.status:
-                return f"not packed: {done.stopped or done.stderr.strip()[-200:]}"
-            packed = await sandbox.get(ARCHIVE, MAX_BYTES)
+            packed = await pack_files(sandbox)
         except SandboxKilled as error:
             raise Unavailable(f"the state at the end was lost: {error}") from error
         except (OSError, SandboxEnded) as error:
@@ -93,6 +86,22 @@ class SandboxStates:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(remove_folder, folder)
                 self._reaper.remove_folder(folder)
+
+
+async def pack_files(sandbox: Sandbox) -> bytes:
+    """What is in `/rollout`, as an archive; raises OSError, SandboxEnded and SandboxKilled."""
+    done = await sandbox.run((*sandbox.python, *PYTHON_OPTIONS, PACK, ROLLOUT, ARCHIVE), b"", PACK_S)
+    if done.stopped or done.status:
+        raise OSError(done.stopped or done.stderr.strip()[-200:])
+    return await sandbox.get(ARCHIVE, MAX_BYTES)
+
+
+async def unpack_files(sandbox: Sandbox, packed: bytes) -> None:
+    """Puts an archive into `/rollout`; raises OSError, SandboxEnded and SandboxKilled."""
+    await sandbox.put(ARCHIVE, packed)
+    done = await sandbox.run((*sandbox.python, *PYTHON_OPTIONS, UNPACK), b"", PACK_S)
+    if done.stopped or done.status:
+        raise OSError(f"it cannot be unpacked: {done.stopped or done.stderr.strip()[-200:]}")
 
 
 def _pack(state: Path) -> bytes:

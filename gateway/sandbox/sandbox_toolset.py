@@ -26,7 +26,9 @@ from gateway.sandbox.confined_process import (
 )
 from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.provider import Completed, Sandbox, SandboxProvider
+from gateway.sandbox.roots import find_workdir
 from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProblem, run_files
+from gateway.sandbox.sandbox_layout import ROLLOUT
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates
 from gateway.sandbox.spare_sandboxes import SpareSandboxes
@@ -60,11 +62,12 @@ SPECS: Mapping[ToolName, tuple[str, str, str]] = {
 }
 
 
-def tool_spec(name: ToolName, owner: str, hosts: Sequence[str] = ()) -> ToolSpec:
-    """The spec of a tool, with the hosts that it reaches."""
+def tool_spec(name: ToolName, owner: str, hosts: Sequence[str] = (), workdir: str = ROLLOUT) -> ToolSpec:
+    """The spec of a tool, with the hosts that it reaches and the folder in which it works."""
     if name == "files":
-        return ToolSpec(name, FILES_TEXT, FILES_PARAMETERS, owner=owner)
+        return ToolSpec(name, FILES_TEXT.replace(ROLLOUT, workdir), FILES_PARAMETERS, owner=owner)
     text, parameter, description = SPECS[name]
+    text = text.replace(ROLLOUT, workdir)
     network = f"Of the Internet, it reaches {', '.join(hosts)}" if hosts else "There is no access to the Internet"
     properties = {parameter: {"type": "string", "description": description}}
     text = f"{text} {network}."
@@ -77,7 +80,8 @@ class SandboxToolset:
     def __init__(
         self, names: Sequence[ToolName], settings: SandboxSettings, provider: SandboxProvider, owner: str = ""
     ) -> None:
-        self.specs: Sequence[ToolSpec] = tuple(tool_spec(name, owner, settings.hosts) for name in names)
+        workdir = find_workdir(settings)
+        self.specs: Sequence[ToolSpec] = tuple(tool_spec(name, owner, settings.hosts, workdir) for name in names)
         self.settings, self.provider = settings, provider
         self.states: SandboxStates | None = None
         """What sandboxes begin from."""
@@ -115,7 +119,8 @@ class SandboxToolset:
         """A new sandbox with its state; one that could not be given it is stopped, so that no call meets it empty."""
         states, provider = self.states, self.provider
         state = None if states is None else states.prepared.find_resolved(state_name)
-        is_mounted = state is not None and provider.mounts_states and await to_thread.run_sync(can_mount_states)
+        can_mount = provider.mounts_states and not self.settings.root
+        is_mounted = state is not None and can_mount and await to_thread.run_sync(can_mount_states)
         sandbox = await provider.start(self.settings, state if is_mounted else None)
         async with _stopped_on_error(sandbox):
             if states is not None and state is not None and not is_mounted:

@@ -78,7 +78,8 @@ async def open_command(
     if reaper is not None:
         await reaper.start()
     settings = confined.settings
-    with unused_user() if os.geteuid() == 0 else nullcontext(0) as user:
+    is_users = os.geteuid() != 0 or confined.kept is not None
+    with nullcontext(confined.kept.user if confined.kept else 0) if is_users else unused_user() as user:
         for path in confined.writable if user else ():
             await to_thread.run_sync(_give_to, user, path)
         group = _make_group(settings)

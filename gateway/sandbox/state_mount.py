@@ -1,9 +1,11 @@
-"""Mounts the prepared state that a sandbox or an MCP server begins with, then replaces itself by their command line.
+"""Mounts the files that a sandbox or an MCP server begins with, then replaces itself by their command line.
 
 A prepared folder lies under an overlay, so that nothing is copied. That of a sandbox's `/rollout` is in memory; where
 the kernel does not allow it, and for archives, a folder in memory gets a copy. That of a server's folder writes to the
-file system of the folder. All mounts are in a namespace of this process, and gone with it. Run as a program of its own
-with `python -I -S`: its argument is JSON, and the command line follows.
+file system of the folder. A box with a root, or whose files are to outlive its processes, always has an overlay: its
+layers are the root or the state, what each earlier box of the rollout has written, and what it writes itself. All
+mounts are in a namespace of this process, and gone with it and with the descriptors that lead there. Run as a program
+of its own with `python -I -S`: its argument is JSON, and the command line follows.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ READ_ONLY, ID_MAP = 1, 0x00100000
 ROOT_OPTIONS, USER_OPTIONS = "index=off,redirect_dir=off,metacopy=off", "index=off,redirect_dir=nofollow,userxattr"
 FOLDER_OPTIONS = "index=off,redirect_dir=on,metacopy=off"
 """With redirects, prepared folders can be renamed, as copies can. Only root may have them."""
-FAILED = 125
+OPEN_FOLDERS = ("/tmp/", "/rollout/")  # noqa: S108 - inside
+FAILED, DETACH = 125, 2
 LAYERS = "lowerdir=lower,upperdir=upper,workdir=work"
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,12 +39,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     """Mounts, and goes on as the command; with `probe`, prints why the state would be copied instead, if it would."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
+    how = mount_folder if "folder" in settings else mount_layers if "lower" in settings else mount_state
     try:
-        problem = mount_folder(settings) if "folder" in settings else mount_state(settings)
+        problem = how(settings)
     except (OSError, ValueError, EOFError, shutil.Error, tarfile.TarError, zipfile.BadZipFile) as error:
         sys.stderr.write(f"its `state` cannot be put in: {error}\n")
         sys.exit(FAILED)
-    if settings["probe"]:
+    if settings.get("probe"):
         sys.stdout.write(problem)
         return
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them.
@@ -96,6 +100,68 @@ def mount_folder(settings: Mapping[str, Any]) -> str:
     return ""
 
 
+def mount_layers(settings: Mapping[str, Any]) -> str:
+    """Lays a folder in memory over the root or state, and over what earlier boxes left, in the namespace of which their
+    layers lie: that of box N is `place`, and N times `next`."""
+    place, user, depth, lower = (settings[name] for name in ("place", "user", "depth", "lower"))
+    tops = [place + "/next" * number for number in range(depth + 1)]
+    if depth:
+        enter_kept(settings["kept"], f"{tops[-2]}/merged")
+    else:
+        enter_namespace()
+    options = f"size={settings['bytes']},nr_inodes={settings['files']},mode=755"
+    mount("tmpfs", tops[-1], "tmpfs", NO_SUID | NO_DEVICES, options)
+    os.chdir(tops[-1])
+    for name in ("lower", "upper", "work", "merged", "next"):
+        os.mkdir(name)
+    os.chmod("upper", 0o755 if settings["is_root"] else 0o777)
+    give("upper", user)
+    if not depth and os.path.isdir(lower):
+        attach(open_tree(lower, user or None, is_checked=not settings["is_root"]), "lower")
+    elif not depth and lower:
+        copy(lower, "lower", user)
+    below = ":".join([*(f"{top}/upper" for top in tops[-2::-1]), f"{place}/lower"])
+    layers = f"lowerdir={below},upperdir=upper,workdir=work"
+    how = ROOT_OPTIONS if os.geteuid() == 0 else USER_OPTIONS
+    mount("overlay", f"{tops[-1]}/merged", "overlay", NO_SUID | NO_DEVICES, f"{layers},{how}")
+    for path in settings["points"]:
+        make_mount_point(f"{tops[-1]}/merged", path, user)
+    os.chdir("/")
+    return ""
+
+
+def enter_kept(kept: Sequence[str], merged: str) -> None:
+    """Enters a copy of the namespace of an earlier box, and of users if it has one, by the files that lead there."""
+    for path, kind in zip(kept, (NEW_USER, NEW_MOUNTS), strict=True):
+        if path:
+            with open(path) as file:
+                check(_libc.setns(file.fileno(), kind), "setns")
+    _libc.umount2(merged.encode(), DETACH)  # Of a box that has ended: what lies below it is written no more.
+    check(_libc.unshare(NEW_MOUNTS), "unshare")
+    mount("none", "/", "", RECURSIVE | PRIVATE)
+
+
+def make_mount_point(merged: str, path: str, user: int) -> None:
+    """Makes a folder or file over which something is mounted, and folders above it. What else is there, such as a link
+    of the policy's that would lead elsewhere, is removed."""
+    parts = [part for part in path.split("/") if part]
+    for number in range(1, len(parts) + 1):
+        place, is_file = f"{merged}/{'/'.join(parts[:number])}", number == len(parts) and not path.endswith("/")
+        kind = os.lstat(place).st_mode if os.path.lexists(place) else 0
+        if (stat.S_ISREG if is_file else stat.S_ISDIR)(kind):
+            continue
+        if stat.S_ISDIR(kind):
+            shutil.rmtree(place)
+        elif kind:
+            os.unlink(place)
+        if is_file:
+            os.close(os.open(place, os.O_CREAT | os.O_EXCL, 0o644))
+        else:
+            os.mkdir(place)
+            os.chmod(place, 0o1777 if path in OPEN_FOLDERS else 0o755)
+        give(place, user)
+
+
 def make_folders(path: str, user: int) -> None:
     """Makes a folder of the user's, and those above it that are missing."""
     if not os.path.isdir(path):
@@ -127,13 +193,13 @@ def attach(tree: int, target: str) -> None:
     os.close(tree)
 
 
-def open_tree(state: str, user: int | None) -> int:
+def open_tree(state: str, user: int | None, *, is_checked: bool = True) -> int:
     """The state, read-only, as a mount of its own, in which the files of its owner are the user's, if one is named."""
     tree: int = _libc.syscall(OPEN_TREE, HERE, state.encode(), CLONE_TREE)
     check(min(tree, 0), "open_tree")
     attributes, namespace = READ_ONLY | NO_SUID | NO_DEVICES, 0
     owner = os.stat(state)
-    if user is not None:
+    if user is not None and is_checked:
         check_files(state, owner)
     if user is not None and (owner.st_uid, owner.st_gid) != (user, user):
         namespace = open_id_map(f"{owner.st_uid} {user} 1", f"{owner.st_gid} {user} 1")

@@ -6,8 +6,9 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -18,16 +19,17 @@ from anyio import to_thread
 from gateway.errors import Unavailable
 from gateway.process.reaper import Reaper
 from gateway.process.spawn import run_command
-from gateway.sandbox import host_proxy, proxy_listener
+from gateway.sandbox import host_proxy, proxy_listener, root_interpreter
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import OPEN_FILES
 from gateway.sandbox.cgroups import OWN_PROCESSES, Cgroup
 from gateway.sandbox.confined_process import SIGNAL_CODES, ConfinedProcess, SandboxEnded, SandboxKilled
 from gateway.sandbox.disk_watch import DISK_WATCH, WatchedDisk
 from gateway.sandbox.host_proxy import HostProxy, open_proxy
-from gateway.sandbox.provider import ENVIRONMENT, SCRIPTS, LocalSandbox
+from gateway.sandbox.provider import ENVIRONMENT, SCRIPTS, FrozenFiles, LocalSandbox, use_root
 from gateway.sandbox.sandbox_layout import MEMORY_FOLDERS, ROLLOUT
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_state import pack_files, unpack_files
 from gateway.sandbox.sandboxed_command import SandboxedCommand
 from mtrl_plugins.sandboxes.settings import ContainerSettings
 
@@ -53,21 +55,64 @@ class ContainerProvider:
     def __init__(self, container: ContainerSettings, reaper: Reaper) -> None:
         self._container, self._reaper = container, reaper
 
-    async def start(self, settings: SandboxSettings, state: Path | None = None) -> LocalSandbox:
-        command = open_container(self._container, settings, self._reaper)
+    async def start(
+        self,
+        settings: SandboxSettings,
+        state: Path | None = None,
+        *,
+        keeps_files: bool = False,
+        files_of: FrozenFiles | None = None,
+    ) -> LocalSandbox:
+        root, env = "", settings.env
+        if settings.root:
+            root, settings, env = await to_thread.run_sync(use_root, settings)
+            env = {**env, "HOME": ROLLOUT}  # The root itself can only be read.
+        command = open_container(self._container, settings, self._reaper, root)
         process = await ConfinedProcess.start(command, self._reaper, START_S)
         try:
             if json.loads(process.ready).get("is_first") is not True:  # An option, such as `--init`, has another there.
                 process.failure_codes = ENGINE_FAILURES
-            await process.ask(json.dumps({"do": "env", "env": _environment(settings)}).encode(), START_S)
-        except (SandboxEnded, SandboxKilled) as error:
+            python = (self._container.python, "-B", "-u", ENTRY, f"{INTERPRETER}:serve")
+            started = ContainerSandbox(process, root_interpreter.INTERPRETER_COMMAND if root else python)
+            await started.set_environment(_environment(settings, env))
+            if isinstance(files_of, PackedFiles):
+                await files_of.unpack(started)
+        except (SandboxEnded, SandboxKilled, OSError) as error:
+            await process.stop()
             raise Unavailable(f"a container did not start: {error}") from error
-        return LocalSandbox(process, (self._container.python, "-B", "-u", ENTRY, f"{INTERPRETER}:serve"))
+        return started
+
+
+class ContainerSandbox(LocalSandbox):
+    """A sandbox in a container, whose files in `/rollout` are packed when it is frozen."""
+
+    async def freeze(self) -> FrozenFiles:
+        try:
+            await self.end_processes()
+            return PackedFiles(await pack_files(self))
+        except OSError as error:
+            raise SandboxEnded(f"its files cannot be packed: {error}") from error
+        finally:
+            await self.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFiles:
+    """What a container had in `/rollout`."""
+
+    packed: bytes
+
+    async def unpack(self, sandbox: LocalSandbox) -> None:
+        """Puts the files into another one; raises OSError, SandboxEnded and SandboxKilled."""
+        await unpack_files(sandbox, self.packed)
+
+    async def close(self) -> None:
+        """They are in memory only."""
 
 
 @asynccontextmanager
 async def open_container(
-    container: ContainerSettings, settings: SandboxSettings, reaper: Reaper
+    container: ContainerSettings, settings: SandboxSettings, reaper: Reaper, root: str = ""
 ) -> AsyncIterator[SandboxedCommand]:
     """The command that runs a container in the foreground. It is removed at the end, even if the gateway is killed."""
     engine, name = tuple(shlex.split(container.engine)), f"{PREFIX}{os.getpid()}-{token_hex(6)}"
@@ -77,14 +122,15 @@ async def open_container(
         if settings.hosts:
             proxy = await stack.enter_async_context(open_proxy(settings.hosts, settings.network_mb))
             proxy.socket_file.chmod(0o666)  # Its folder is the gateway's alone.
-        line = (*engine, "run", *_options(settings, name, proxy), *container.options, container.image)
+        image = ("--rootfs", f"{root}:O") if root else (container.image,)
+        line = (*engine, "run", *_options(settings, name, proxy, root), *container.options, *image)
         await reaper.start()
         reaper.add_command(remove)
         disk = _writable_disk(settings, partial(_run_quietly, (*engine, "kill", name)))
         if disk is not None:
             await to_thread.run_sync(DISK_WATCH.add, disk)
         try:
-            words, codes = (*line, *_command(container, proxy)), ENGINE_FAILURES | OUTSIDE_SIGNALS
+            words, codes = (*line, *_command(container, proxy, root)), ENGINE_FAILURES | OUTSIDE_SIGNALS
             yield SandboxedCommand(words, Cgroup(), settings, disk, proxy, failure_codes=codes)
         finally:
             if disk is not None:
@@ -95,17 +141,18 @@ async def open_container(
                     reaper.remove_command(remove)
 
 
-def _command(container: ContainerSettings, proxy: HostProxy | None) -> Iterator[str]:
-    python = (container.python, "-I", "-S", "-B")
+def _command(container: ContainerSettings, proxy: HostProxy | None, root: str) -> Iterator[str]:
+    python = (*(root_interpreter.LOADED_PYTHON if root else (container.python,)), "-I", "-S", "-B")
     if proxy is not None:
-        yield from (*python, LISTENER, host_proxy.INSIDE, str(host_proxy.PORT))
-    yield from (*python, ENTRY, f"{COMMAND_SERVER}:serve")
+        listener = root_interpreter.script(proxy_listener) if root else LISTENER
+        yield from (*python, listener, host_proxy.INSIDE, str(host_proxy.PORT))
+    yield from root_interpreter.SERVER_COMMAND if root else (*python, ENTRY, f"{COMMAND_SERVER}:serve")
 
 
-def _environment(settings: SandboxSettings) -> dict[str, str]:
+def _environment(settings: SandboxSettings, env: Mapping[str, str]) -> dict[str, str]:
     """The environment of what runs inside. It is sent there: on the command line everybody could read it, and in the
     engine's own environment it could change what the engine does."""
-    return ENVIRONMENT | (host_proxy.ENVIRONMENT if settings.hosts else {}) | settings.env
+    return {**ENVIRONMENT, **(host_proxy.ENVIRONMENT if settings.hosts else {}), **env}
 
 
 def _writable_disk(settings: SandboxSettings, kill: Callable[[], object]) -> WatchedDisk | None:
@@ -116,19 +163,25 @@ def _writable_disk(settings: SandboxSettings, kill: Callable[[], object]) -> Wat
     return WatchedDisk(folders, settings.disk_mb * 2**20, settings.files, kill=kill)
 
 
-def _options(settings: SandboxSettings, name: str, proxy: HostProxy | None) -> Iterator[str]:
+def _options(settings: SandboxSettings, name: str, proxy: HostProxy | None, root: str) -> Iterator[str]:
     """The options of `run`."""
     yield from ("--rm", "--interactive", f"--name={name}", "--pull=never", "--network=none", "--read-only")
-    yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={NOBODY}", f"--workdir={ROLLOUT}")
+    yield from (
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+        f"--user={NOBODY}",
+        f"--workdir={settings.workdir or ROLLOUT}",
+    )
     yield from (f"--memory={settings.memory_mb}m", f"--memory-swap={settings.memory_mb}m", f"--cpus={settings.cpus:g}")
     yield from (f"--pids-limit={settings.processes + OWN_PROCESSES}", f"--ulimit=cpu={settings.cpu_s}")
     yield from (f"--ulimit=nofile={OPEN_FILES}", "--ulimit=core=0", f"--ulimit=fsize={settings.disk_mb * 2**20}")
     for folder in MEMORY_FOLDERS:
         yield f"--tmpfs={folder}:rw,exec,mode=1777,size={settings.disk_mb}m"
     yield f"--env=HOME={ROLLOUT}"
-    readable = {**dict(zip(INSIDE, SCRIPTS, strict=True)), **{str(path): str(path) for path in settings.readable}}
+    scripts = root_interpreter.interpreter_files() if root else dict(zip(INSIDE, SCRIPTS, strict=True))
+    readable = {**scripts, **{str(path): str(path) for path in settings.readable}}
     if proxy is not None:
-        readable |= {LISTENER: proxy_listener.__file__}
+        readable |= {} if root else {LISTENER: proxy_listener.__file__}
         yield f"--volume={proxy.socket_file}:{host_proxy.INSIDE}"
     for inside, path in readable.items():
         yield f"--volume={path}:{inside}:ro"
@@ -148,6 +201,12 @@ def _run_quietly(words: tuple[str, ...]) -> bool:
 def find_container_problem(container: ContainerSettings) -> str | None:
     """Why containers cannot be started, with what to do; None if they can."""
     engine = tuple(shlex.split(container.engine))
+    if not container.image:
+        try:
+            can_run_roots = b"--rootfs" in run_command((*engine, "run", "--help"), ASK_S).output
+        except OSError as error:
+            return f"{container.engine} does not run: {error}\n  remedy: install Podman"
+        return None if can_run_roots else f"{container.engine} cannot run a `root`\n  remedy: use `podman`"
     try:
         done = run_command((*engine, "image", "inspect", "--format={{.Id}}", container.image), ASK_S)
     except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from gateway.sandbox.large_messages import (
     parse_message,
     split_pieces,
 )
-from gateway.sandbox.provider import FILE_S, MARGIN_S, MOST_IMAGES, Completed
+from gateway.sandbox.provider import FILE_S, MARGIN_S, MOST_IMAGES, Completed, FrozenFiles
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.sandboxes.settings import RemoteSettings
 
@@ -55,19 +56,29 @@ class RemoteProvider:
     def __init__(self, remote: RemoteSettings) -> None:
         self._remote = remote
 
-    async def start(self, settings: SandboxSettings, state: Path | None = None) -> RemoteSandbox:
+    async def start(
+        self,
+        settings: SandboxSettings,
+        state: Path | None = None,
+        *,
+        keeps_files: bool = False,
+        files_of: FrozenFiles | None = None,
+    ) -> RemoteSandbox:
         url = self._remote.url.rstrip("/") + PATH
         http = httpx2.AsyncClient(headers=_headers(self._remote), timeout=None, trust_env=False)
         began = anyio.current_time()
         try:
             with anyio.fail_after(START_S):
-                body = {"settings": settings.model_dump(mode="json", exclude={"container", "remote"})}
+                body: dict[str, Any] = {"settings": settings.model_dump(mode="json", exclude={"container", "remote"})}
+                body["keeps_files"] = keeps_files
+                if isinstance(files_of, RemoteFiles):
+                    body["files_of"] = files_of.sandbox.url.rpartition("/")[2]
                 answer = await http.post(url, json=body)
             if not answer.is_success:
                 raise Unavailable(_describe(answer))
             started = answer.json()
             sandbox = RemoteSandbox(http, f"{url}/{started['id']}", settings, float(started["lease_s"]))
-            sandbox.python = str(started["python"])
+            sandbox.python = tuple(map(str, started["python"]))
         except BaseException as error:
             statistics.count_refusal()
             with anyio.CancelScope(shield=True):
@@ -84,7 +95,8 @@ class RemoteSandbox:
     """A sandbox on a server."""
 
     def __init__(self, http: httpx2.AsyncClient, url: str, settings: SandboxSettings, lease_s: float) -> None:
-        self.url, self.lease_s, self.python = url, lease_s, ""
+        self.url, self.lease_s = url, lease_s
+        self.python: Sequence[str] = ()
         self._http, self._settings = http, settings
         self._is_stopped, self._failure = False, ""
         self._lock = anyio.Lock()
@@ -130,6 +142,10 @@ class RemoteSandbox:
             with suppress(httpx2.HTTPError):
                 await self._http.delete(self.url)
             await self._http.aclose()
+
+    async def freeze(self) -> FrozenFiles:
+        await self._ask("freeze", {}, FILE_S)
+        return RemoteFiles(self)
 
     async def _completed(self, reply: Mapping[str, Any]) -> Completed:
         most, status = self._settings.output_bytes, reply.get("status")
@@ -196,6 +212,16 @@ class RemoteSandbox:
         self._failure = f"the server of sandboxes failed: {reason}"
         await self.stop()
         return SandboxKilled(self._failure)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFiles:
+    """The files that a sandbox on a server has left; they are there as long as the sandbox would be."""
+
+    sandbox: RemoteSandbox
+
+    async def close(self) -> None:
+        await self.sandbox.stop()
 
 
 def find_remote_problem(remote: RemoteSettings) -> str | None:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from gateway.config.base import FrozenModel
 from gateway.errors import ConfigError
-from gateway.http.endpoint import Endpoint, make_router
+from gateway.http.endpoint import Endpoint, Router
 from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body
 from gateway.http.security import SecurityMiddleware
 from gateway.http.settings import Settings, check_token_required
@@ -36,7 +36,7 @@ from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.heartbeats import BEATS_PER_LEASE
 from gateway.sandbox.host_rules import HostRules
 from gateway.sandbox.large_messages import LARGE_BYTES, decode_base64, encode_base64
-from gateway.sandbox.provider import BubblewrapProvider, Sandbox, SandboxProvider
+from gateway.sandbox.provider import BubblewrapProvider, FrozenFiles, Sandbox, SandboxProvider
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.sandboxes.remote_provider import PATH
 
@@ -53,6 +53,17 @@ class StartRequest(FrozenModel):
     """What exists in a new sandbox, and its limits."""
 
     settings: SandboxSettings = SandboxSettings()
+    keeps_files: bool = False
+    """Whether it may be frozen: its files outlive its processes, until it is stopped."""
+    files_of: str | None = None
+    """The frozen sandbox whose files it begins with."""
+
+
+class FreezeRequest(FrozenModel):
+    """Ends the processes of a sandbox."""
+
+    timeout_s: Seconds
+    answer_within_s: Seconds
 
 
 class RunRequest(FrozenModel):
@@ -92,6 +103,13 @@ class Lease:
 
     sandbox: Sandbox
     ends: float
+    files: FrozenFiles | None = None
+    """What it left when it was frozen."""
+
+    async def stop(self) -> None:
+        await self.sandbox.stop()
+        if self.files is not None:
+            await self.files.close()
 
 
 class SandboxServer:
@@ -110,7 +128,8 @@ class SandboxServer:
         return json_response({"running": len(self.leases), "most": self.most})
 
     async def start(self, request: Request) -> ASGIApp:
-        settings = (await request.read_model(StartRequest)).settings
+        body = await request.read_model(StartRequest)
+        settings = body.settings
         if settings.readable or settings.writable or settings.provider is not None:
             raise Problem(422, "invalid_request", "Paths and providers are not a client's to name.")
         if refused := [host for host in settings.hosts if not self.allowed_hosts.includes(host)]:
@@ -121,19 +140,28 @@ class SandboxServer:
             raise Problem(503, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
         self._starting += 1
         try:
-            sandbox = await self.provider.start(settings)
+            files = None if body.files_of is None else self._find_files(body.files_of)
+            sandbox = await self.provider.start(settings, keeps_files=body.keeps_files, files_of=files)
         finally:
             self._starting -= 1
         id = token_urlsafe(24)
         self.leases[id] = Lease(sandbox, anyio.current_time() + self.lease_s)
-        return json_response({"id": id, "lease_s": self.lease_s, "python": sandbox.python}, 201)
+        return json_response({"id": id, "lease_s": self.lease_s, "python": list(sandbox.python)}, 201)
 
-    def _find(self, request: Request) -> Sandbox:
-        lease = self.leases.get(request.path_params["id"])
+    def _find_lease(self, id: str) -> Lease:
+        lease = self.leases.get(id)
         if lease is None:
             raise Problem(404, "not_found", "There is no such sandbox: it was stopped, or its lease has ended.")
         lease.ends = anyio.current_time() + self.lease_s
-        return lease.sandbox
+        return lease
+
+    def _find(self, request: Request) -> Sandbox:
+        return self._find_lease(request.path_params["id"]).sandbox
+
+    def _find_files(self, id: str) -> FrozenFiles:
+        if (files := self._find_lease(id).files) is None:
+            raise Problem(422, "invalid_request", "The sandbox of `files_of` is not frozen.")
+        return files
 
     async def alive(self, request: Request) -> ASGIApp:
         return json_response({"alive": self._find(request).alive})
@@ -170,6 +198,15 @@ class SandboxServer:
 
         return await self._answer(sandbox, body.answer_within_s, do)
 
+    async def freeze(self, request: Request) -> ASGIApp:
+        lease, body = self._find_lease(request.path_params["id"]), await request.read_model(FreezeRequest)
+
+        async def do() -> Mapping[str, Any]:
+            lease.files = lease.files or await lease.sandbox.freeze()
+            return {}
+
+        return await self._answer(lease.sandbox, body.answer_within_s, do)
+
     async def _answer(
         self, sandbox: Sandbox, within_s: float, do: Callable[[], Awaitable[Mapping[str, Any]]]
     ) -> ASGIApp:
@@ -190,7 +227,7 @@ class SandboxServer:
     async def stop(self, request: Request) -> ASGIApp:
         lease = self.leases.pop(request.path_params["id"], None)
         if lease is not None:
-            await lease.sandbox.stop()
+            await lease.stop()
         return json_response({})
 
     async def end_leases(self) -> None:
@@ -201,22 +238,23 @@ class SandboxServer:
             ended = [self.leases.pop(id) for id, lease in [*self.leases.items()] if lease.ends < now]
             async with anyio.create_task_group() as tasks:
                 for lease in ended:
-                    tasks.start_soon(lease.sandbox.stop)
+                    tasks.start_soon(lease.stop)
 
     async def stop_all(self) -> None:
         """Stops all sandboxes."""
         async with anyio.create_task_group() as tasks:
             while self.leases:
-                tasks.start_soon(self.leases.popitem()[1].sandbox.stop)
+                tasks.start_soon(self.leases.popitem()[1].stop)
 
 
 def build_app(server: SandboxServer, settings: Settings) -> ASGIApp:
-    """The application: five verbs, and the sign of life."""
+    """The application: six verbs, and the sign of life."""
     return SecurityMiddleware(
-        make_router(
+        Router(
             {
                 f"{PATH}/{{id}}/run": Endpoint({"POST": server.run}),
                 f"{PATH}/{{id}}/put": Endpoint({"POST": server.put}),
+                f"{PATH}/{{id}}/freeze": Endpoint({"POST": server.freeze}),
                 f"{PATH}/{{id}}/get": Endpoint({"POST": server.get}),
                 f"{PATH}/{{id}}": Endpoint({"GET": server.alive, "DELETE": server.stop}),
                 PATH: Endpoint({"GET": server.count, "POST": server.start}),

@@ -14,6 +14,7 @@ from gateway.sandbox.provider_settings import ProviderSettings
 if TYPE_CHECKING:
     from gateway.process.reaper import Reaper
     from gateway.sandbox.provider import SandboxProvider
+    from gateway.sandbox.sandbox_settings import SandboxSettings
 
 
 def _check_engine(value: str) -> str:
@@ -31,8 +32,9 @@ class ContainerSettings(ProviderSettings):
 
     key: ClassVar[str] = "container"
 
-    image: Annotated[str, Field(min_length=1)]
-    """The image; it needs Python 3.11 or newer, and bash for the tool `shell`. It is never pulled by itself."""
+    image: str = ""
+    """The image; it needs Python 3.11 or newer, and bash for the tool `shell`. It is never pulled by itself. Left out
+    where a `root` is named beside `container`, which needs no Python."""
     engine: Annotated[str, AfterValidator(_check_engine)] = "podman"
     """The command of the engine: `podman`, `docker`, or one with options, such as `podman --runtime runsc`."""
     python: Annotated[str, Field(min_length=1)] = "python3"
@@ -46,7 +48,11 @@ class ContainerSettings(ProviderSettings):
         return ContainerProvider(self, reaper)
 
     def describe(self) -> str:
-        return f"containers of {self.engine} from {self.image}"
+        return f"containers of {self.engine}{f' from {self.image}' if self.image else ''}"
+
+    def check(self, settings: SandboxSettings) -> None:
+        if bool(self.image) == bool(settings.root):
+            raise rule_error("a container has either an `image` or a `root`", "write one of them")
 
     def find_problem(self) -> str | None:
         from mtrl_plugins.sandboxes.container_provider import find_container_problem

@@ -52,7 +52,7 @@ def test_paths_lead_nowhere_else_by_links_or_from_the_file(write: Write, tmp_pat
         ({"container": {**CONTAINER, "engine": ""}}, "`engine` is no command"),
         ({"container": {**CONTAINER, "engine": "podman 'a"}}, "`engine` cannot be read as a command: No closing quot"),
         ({"container": {**CONTAINER, "engine": "pod\0man"}}, "`engine` is no command"),
-        ({"container": {"image": ""}}, "container.image"),
+        ({"container": {"image": ""}}, "either an `image` or a `root`"),
         ({"container": CONTAINER, "readable": ["/data:/etc"]}, "/data:/etc: it has a `:`"),
         ({"disk_mb": 10**15}, "disk_mb"),
         ({"memory_mb": 10**15}, "memory_mb"),

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -32,10 +33,10 @@ class CountingProvider(BubblewrapProvider):
         self.started: list[LocalSandbox] = []
         self.is_down = False
 
-    async def start(self, settings: SandboxSettings, state: Path | None = None) -> LocalSandbox:
+    async def start(self, settings: SandboxSettings, state: Path | None = None, **options: Any) -> LocalSandbox:
         if self.is_down:
             raise Unavailable("no sandbox can be started")
-        self.started.append(await super().start(settings, state))
+        self.started.append(await super().start(settings, state, **options))
         return self.started[-1]
 
 

@@ -1,0 +1,128 @@
+"""Roots and frozen files in containers and on other machines: the same settings, and the same files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+from pydantic import ValidationError
+
+from gateway.errors import Unavailable
+from gateway.process.reaper import Reaper
+from gateway.process.spawn import run_command
+from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
+from gateway.sandbox.confined_process import SandboxEnded
+from gateway.sandbox.provider import Sandbox
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from tests.plugins.sandboxes.conftest import Served
+from tests.plugins.sandboxes.test_sandbox_providers import engine_calls
+from tests.sandbox.roots import make_root
+
+
+@pytest.fixture
+async def reaper() -> AsyncIterator[Reaper]:
+    reaper = Reaper()
+    yield reaper
+    with anyio.CancelScope(shield=True):
+        await reaper.stop()
+
+
+async def shell(box: Sandbox, command: str) -> str:
+    done = await box.run(("sh", "-c", f"({command}) 2>&1"), b"", 20.0)
+    assert not done.stopped, done
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("name", ["engine", "server"])
+async def test_files_outlive_processes_with_each_provider(
+    name: str, request: pytest.FixtureRequest, reaper: Reaper
+) -> None:
+    chosen = request.getfixturevalue(name)
+    settings = chosen if name == "engine" else chosen[0]
+    provider = choose_provider(settings, reaper)
+    first = await provider.start(settings, keeps_files=True)
+    await shell(first, "echo 1 > a; mkdir b; ln -s ../a b/link; sleep 1000 &")
+    kept = await first.freeze()
+    for _ in range(2):
+        second = await provider.start(settings, files_of=kept)
+        assert await shell(second, "cat a b/link; rm a; cat /proc/[0-9]*/cmdline | grep -c '[s]leep'") == "1\n1\n0"
+        await second.stop()
+    await kept.close()
+
+
+async def test_files_of_a_container_whose_processes_ended_it_are_its_own_loss(
+    engine: SandboxSettings, reaper: Reaper
+) -> None:
+    box = await choose_provider(engine, reaper).start(engine, keeps_files=True)
+    for act in (lambda: box.run_python("import os; os.kill(os.getppid(), 9)", 5.0), box.freeze):
+        with pytest.raises(SandboxEnded):
+            await act()
+
+
+async def test_server_of_sandboxes_has_roots_of_its_own_and_keeps_frozen_files_with_a_lease(
+    server: Served, reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, running = server
+    rooted = settings.model_copy(update={"root": make_root(tmp_path, monkeypatch)})
+    provider = choose_provider(rooted, reaper)
+    box = await provider.start(rooted, keeps_files=True)
+    assert await shell(box, "cat /etc/motd; echo new > /etc/motd") == "hello"
+    kept = await box.freeze()
+    again = await provider.start(rooted, files_of=kept)
+    assert await shell(again, "cat /etc/motd") == "new"
+    await again.stop()
+    await kept.close()
+    assert not running.leases
+    with pytest.raises(Unavailable, match="no root 'other'"):
+        await provider.start(rooted.model_copy(update={"root": "other"}))
+    with pytest.raises(Unavailable, match="no such sandbox"):
+        await provider.start(rooted, files_of=kept)
+
+
+def find_podman() -> str | None:
+    """Podman with a runtime that starts a container here, if there is one."""
+    if shutil.which("podman") is None or os.geteuid() != 0:
+        return None
+    probe = ("run", "--rm", "--network=none", "--ulimit=nproc=1000:1000", "--ulimit=nofile=1024:1024", "--rootfs")
+    for engine in ("podman", "podman --runtime runc"):
+        done = run_command((*engine.split(), *probe, "/:O", "/bin/true"), 60.0)
+        if done.status == 0:
+            return engine
+    return None
+
+
+async def test_containers_have_roots_without_python_where_podman_starts_any(
+    engine: SandboxSettings, reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_root(tmp_path, monkeypatch)
+    podman = find_podman()
+    values = {"root": root, "container": {"engine": podman or str(engine.provider.engine)}}  # type: ignore[union-attr]
+    if podman is None:  # The stand-in runs no root, but gets the words for one.
+        settings = SandboxSettings.model_validate(values)
+        assert "cannot run a `root`" in str(find_provider_problem(settings))
+        with pytest.raises(Unavailable):
+            await choose_provider(settings, reaper).start(settings)
+        assert any("--rootfs" in words for words in engine_calls(tmp_path))
+        return
+    values["container"] = {"engine": podman, "options": ["--ulimit=nproc=1000:1000"]}
+    settings = SandboxSettings.model_validate(values)
+    assert find_provider_problem(settings) is None
+    box = await choose_provider(settings, reaper).start(settings, keeps_files=True)
+    assert await shell(box, "cat /etc/motd; touch /etc/motd; echo 1 > /rollout/a") == (
+        "hello\ntouch: /etc/motd: Read-only file system"
+    )
+    assert (await box.run_python("import json\n1 + 1", 20.0)).stdout == "2\n"
+    kept = await box.freeze()
+    again = await choose_provider(settings, reaper).start(settings, files_of=kept)
+    assert await shell(again, "cat a") == "1"
+    await again.stop()
+
+
+def test_container_has_either_an_image_or_a_root() -> None:
+    for values in ({"container": {}}, {"container": {"image": "a"}, "root": "b"}):
+        with pytest.raises(ValidationError, match="either an `image` or a `root`"):
+            SandboxSettings.model_validate(values)
