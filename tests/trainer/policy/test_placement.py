@@ -52,7 +52,7 @@ def needed_bytes(folder: Path) -> tuple[int, int]:
 
 def test_both_are_side_by_side_if_they_fit(folder: Path) -> None:
     engine, trainer = needed_bytes(folder)
-    available = engine + trainer + GIB
+    available = engine + trainer + 2 * GIB
     placement = make_placement(folder, available)
     weights = plan_memory(make_settings(), folder, LARGE).parts[2].size
     assert placement.kind == "beside" and placement.fraction is not None
