@@ -34,7 +34,7 @@ TEACHER_SHAPE = {
     "num_attention_heads": 6,
     "num_key_value_heads": 6,
 }
-BUDGETS = (20, 40, 60)
+BUDGETS = (5, 10, 20)
 """Core-seconds after the model was loaded."""
 COMMON = ("early_stop=null", "record=false", "evaluation.after=false", "evaluation.every=3", "evaluation.rows=100")
 POLL_S = 0.1

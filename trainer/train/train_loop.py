@@ -166,6 +166,7 @@ class TrainLoop:
                 self.step = step
                 job.task_stream.finish_step(step - 1, metrics.get("success/sampled"))
                 job.task_stream.mark_done(rollouts.draws)
+                metrics |= self._remember_outcomes(rollouts, metrics) if settings.sft is None else {}
                 source.on_published()
                 self.early_stop.add(metrics)
                 is_last = step == settings.steps or self.early_stop.reason is not None
@@ -227,6 +228,15 @@ class TrainLoop:
             | (self.restarts.take_metrics() if self.restarts else {})
             | {f"engine/{name}": now - counters_before.get(name, 0) for name, now in self.engine.counters.items()}
         )
+
+    def _remember_outcomes(self, rollouts: StepRollouts, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Counts each task's successes; metrics of what is known of tasks, and of tokens that taught nothing."""
+        outcomes = self.job.task_stream.outcomes
+        for group in rollouts.scored:
+            if group.scored:
+                outcomes.record(group.task.id, sum(scored.success for scored in group.scored), len(group.scored))
+        idle = sum(metrics.get(f"tokens/left_out/{reason}", 0.0) for reason in ("replaced", "no_gradient"))
+        return outcomes.metrics | {"tasks/wasted_tokens": idle / max(1.0, metrics.get("tokens/sampled", 0.0))}
 
     async def _publish(self, step: int) -> dict[str, float]:
         """Gives the engine the new weights; returns the seconds of each stage, and what each server got."""

@@ -73,16 +73,15 @@ def test_estimators_equal_their_formulas(estimator: Estimator) -> None:
 def test_kl_term_is_added_to_the_loss() -> None:
     example = reference_loops.make_batch(2)
     batch, totals, leaf = example.batch(), StepTotals.from_batches([example.batch()]), example.logprobs()
-    with_kl = AlgorithmSettings(kl=KLSettings(coefficient=0.5, estimator="k2"), aggregate="token")
-    with_it, without = (
-        compute_loss(leaf, batch, totals, settings) for settings in (with_kl, AlgorithmSettings(aggregate="token"))
-    )
+    uncorrected = AlgorithmSettings(aggregate="token", mismatch=MismatchSettings(truncate="never"))
+    with_kl = uncorrected.model_copy(update={"kl": KLSettings(coefficient=0.5, estimator="k2")})
+    with_it, without = (compute_loss(leaf, batch, totals, settings) for settings in (with_kl, uncorrected))
     kl_T = estimate_kl(leaf, batch, "k2").detach()
     kl_T = kl_T * (leaf - batch.old_logprobs_T).detach().exp().clamp(max=2.0)
     cost = float((batch.weights_T * kl_T).sum() / batch.weights_T.sum())
     assert (with_it.value - without.value).item() == pytest.approx(0.5 * cost)
     assert with_it.metrics["kl/reference"] == pytest.approx(float(kl_T.sum() / batch.trained_T.sum()))
-    in_the_reward = AlgorithmSettings(kl=KLSettings(coefficient=0.5, in_reward=True), aggregate="token")
+    in_the_reward = uncorrected.model_copy(update={"kl": KLSettings(coefficient=0.5, in_reward=True)})
     assert torch.equal(compute_loss(leaf, batch, totals, in_the_reward).value, without.value)
 
 
