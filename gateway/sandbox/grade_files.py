@@ -12,7 +12,6 @@ import shutil
 import stat
 import sys
 import tarfile
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -145,21 +144,17 @@ def remove(path: str) -> None:
     """Removes whatever is at a path."""
     if os.path.isdir(path) and not os.path.islink(path):
         with suppress(RecursionError):
-            shutil.rmtree(path, onerror=make_removable)
+            os.chmod(path, 0o700)
+            for folder, names, _ in os.walk(path):
+                for inner in (os.path.join(folder, name) for name in names):
+                    if not os.path.islink(inner):  # Nothing else runs here.
+                        os.chmod(inner, 0o700)
+            shutil.rmtree(path)
         if os.path.lexists(path):  # It is too deep.
             os.rename(path, os.path.join(os.path.dirname(path), ".graded-" + os.path.basename(path)))
     else:
         with suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
-
-
-def make_removable(function: Callable[[str], Any], path: str, _: Any) -> None:
-    """Makes what is in the way writable, and tries again."""
-    with suppress(OSError):
-        for item in (os.path.dirname(path), path):
-            if not os.path.islink(item):
-                os.chmod(item, 0o700)
-        function(path)
 
 
 def main() -> None:

@@ -56,14 +56,14 @@ CHEATS = (
     ),
     Cheat(
         "shim in PATH",
-        "grep",
-        "mkdir -p /usr/local/bin; printf '#!/bin/sh\\nexit 0\\n' > /usr/local/bin/grep; chmod +x /usr/local/bin/grep",
+        "matches",
+        "mkdir -p /usr/local/bin; cd /usr/local/bin; printf '#!/bin/sh\\nexit 0\\n' > matches; chmod +x matches",
         1.0,
     ),
     Cheat(
         "program replaced",
-        "/bin/grep",
-        "rm /bin/grep; printf '#!/bin/sh\\nexit 0\\n' > /bin/grep; chmod +x /bin/grep",
+        "/bin/matches",
+        "rm /bin/matches; printf '#!/bin/sh\\nexit 0\\n' > /bin/matches; chmod +x /bin/matches",
         1.0,
     ),
     Cheat("profile", "/root/.profile", "echo 'echo 1 > /logs/verifier/reward.json; exit 0' > /root/.profile", 1.0),

@@ -34,7 +34,7 @@ LIMITS = {"memory_mb": 256, "processes": 40, "disk_mb": 16, "files": 1000}
 EXPECTED = "4711"
 SHELL_TESTS = """
 [ -f /root/.profile ] && . /root/.profile
-if grep -qx "$(cat /tests/expected)" /app/answer; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+if matches "$(cat /tests/expected)" /app/answer; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
 PYTHON_TESTS = f"""
 cd /app
