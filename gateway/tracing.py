@@ -76,19 +76,10 @@ class Tracing:
 
                 span.set_attribute("http.request.method", method)
                 await app(scope, receive, sent)
-                if "endpoint" in scope:
-                    span.update_name(f"{method} {_route_template(scope['path'])}")
+                if route := scope.get("route"):
+                    span.update_name(f"{method} {route}")
 
         return traced
-
-
-def _route_template(path: str) -> str:
-    match path.split("/"):
-        case ["", "v1", "sessions", _, *rest]:
-            return "/".join(["/v1/sessions/{id}", *rest])
-        case ["", "v1", "live", "sessions", _]:
-            return "/v1/live/sessions/{id}"
-    return path
 
 
 @asynccontextmanager

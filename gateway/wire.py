@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel
@@ -120,11 +121,16 @@ def _nonfinite_to_null(value: Json) -> Json:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_FIELDS = {
+    kind: attrgetter(*(field.name for field in fields(kind) if field.name != "parts"))
+    for kind in (ToolResult, Feedback)
+}
+
+
 def is_large_answer(answer: ToolResult | Feedback) -> bool:
     """Whether encoding a result or a feedback takes long."""
-    return is_large([getattr(answer, field.name) for field in fields(answer) if field.name != "parts"]) or is_large(
-        [(getattr(part, "text", None), getattr(part, "data", None)) for part in answer.parts]
-    )
+    parts = [part.text if isinstance(part, Text) else (getattr(part, "text", None), part.data) for part in answer.parts]
+    return is_large(_FIELDS[type(answer)](answer)) or is_large(parts)
 
 
 def part_to_json(part: Part) -> dict[str, Any]:

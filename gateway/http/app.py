@@ -8,7 +8,7 @@ from functools import cache, partial
 from starlette.types import ASGIApp
 
 from gateway.http import activity_routes, api_models, info_routes, session_routes
-from gateway.http.endpoint import DisconnectWatcher, Endpoint, Handler, make_router
+from gateway.http.endpoint import DisconnectWatcher, Endpoint, Handler, Router
 from gateway.http.exchange import Request, Response
 from gateway.http.openapi import STREAM, Operation, openapi_document
 from gateway.http.security import SecurityMiddleware
@@ -140,7 +140,7 @@ OPERATIONS = (
     Operation("GET", "/ui", info_routes.get_ui_page, "The web UI", "text/html"),
     Operation("GET", "/ui/{id}", info_routes.get_ui_file, "A file of the web UI", _FILES, errors=(404,)),
 )
-"""What the API can do. The busiest paths come first, because they are tried in order."""
+"""What the API can do. Of the paths with an id in them, the busiest come first, because they are tried in order."""
 
 
 def build_app(
@@ -155,4 +155,4 @@ def build_app(
     for operation in OPERATIONS:
         handlers.setdefault(operation.path, {})[operation.method] = partial(operation.handler, app)
     endpoints: dict[str, ASGIApp] = {path: Endpoint(by_method) for path, by_method in handlers.items()}
-    return SecurityMiddleware(make_router(endpoints | dict(mounts or {})), settings)
+    return SecurityMiddleware(Router(endpoints | dict(mounts or {})), settings)

@@ -48,6 +48,39 @@ class OpenHeads:
         self._connections.pop(connection, None)
 
 
+class JoinedWrites:
+    """A transport that sends two writes with one system call: uvicorn writes the head of a response alone.
+
+    The first write waits for the second, or for the next turn of the event loop.
+    """
+
+    __slots__ = ("_loop", "_transport", "_waiting", "abort", "is_closing")
+
+    def __init__(self, transport: Any, loop: Any) -> None:
+        self._transport, self._loop, self._waiting = transport, loop, b""
+        self.abort, self.is_closing = transport.abort, transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, b""
+            self._transport.writelines((waiting, data))
+        else:
+            self._waiting = data
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, b""
+            self._transport.write(waiting)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. `bound_protocol` makes the class for a server's settings."""
 
@@ -78,6 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.transport = JoinedWrites(transport, self.loop)  # type: ignore[assignment]
         self.open_heads.add(self)
         self._start_timer(self.settings.head_s)
 

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import anyio
-from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ReplayError, SessionError, TooManySessions, Unavailable
@@ -60,12 +59,39 @@ async def not_found_app(scope: Scope, receive: Receive, send: Send) -> None:
         await not_found(scope["path"]).response(scope, receive, send)
 
 
-def make_router(apps: Mapping[str, ASGIApp]) -> Router:
-    """Sends each request to the application of its path; `{name}` in a path stands for one segment."""
-    routes = [Route(path, app) for path, app in apps.items()]
-    for route, app in zip(routes, apps.values(), strict=True):
-        route.app, route.methods = app, None  # Starlette takes a function for the handler of a GET request
-    return Router(routes, redirect_slashes=False, default=not_found_app)
+class Router:
+    """Sends each request to the application of its path, and names the path (`scope["route"]`).
+
+    `{name}` in a path stands for one segment. Starlette's router tries one regular expression after another, eighteen
+    before `/mcp`.
+    """
+
+    def __init__(self, apps: Mapping[str, ASGIApp], default: ASGIApp = not_found_app) -> None:
+        self._apps, self._default = apps, default
+        self._named = {_split_at_name(path): path for path in apps if "{" in path}
+        """The paths with a name in them, by what is before it, the name, and what is after it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        params: dict[str, str] = {}
+        if path not in self._apps or "{" in path:
+            path, params = self._find(path)
+        scope["path_params"], scope["route"] = params, path
+        await self._apps.get(path, self._default)(scope, receive, send)
+
+    def _find(self, path: str) -> tuple[str, dict[str, str]]:
+        for (before, name, after), route in self._named.items():
+            if path.startswith(before) and path.endswith(after):
+                value = path[len(before) : len(path) - len(after)]
+                if value and "/" not in value:
+                    return route, {name: value}
+        return "", {}
+
+
+def _split_at_name(path: str) -> tuple[str, str, str]:
+    before, _, rest = path.partition("{")
+    name, _, after = rest.partition("}")
+    return before, name, after
 
 
 T = TypeVar("T")

@@ -151,14 +151,19 @@ class McpServerState:
             else:
                 _require_tool(name, name in self.tools.by_name)
                 # Modern HTTP requests belong to no connection, so nothing is kept between them.
-                async with self.gateway.open(Task(tools=(name,))) as session:
+                session = await self.gateway.begin(Task(tools=(name,)))
+                try:
                     yield session
+                finally:
+                    await session.close()
         except GatewayError as error:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
 
     async def wait_for_tool(self, name: str) -> ToolResult | None:
         """Waits for a tool that a starting server may have; returns a result that says so if it takes too long."""
         start = self.gateway.start
+        if not start.names:
+            return None
         await start.wait_for_tools(lambda: name in self.tools.by_name)
         if not start.names or name in self.tools.by_name:
             return None

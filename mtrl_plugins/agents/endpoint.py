@@ -24,11 +24,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from anyio import to_thread
-from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.bounded_json import JsonDepthError, JsonLimitError, loads
-from gateway.http.endpoint import DisconnectWatcher, Endpoint
+from gateway.http.endpoint import DisconnectWatcher, Endpoint, Router
 from gateway.http.exchange import ClientDisconnected, Request, Response, json_response
 from gateway.mcp_server.session_app import SessionMcpApp
 from mtrl_plugins.agents import anthropic_dialect, chat_dialect, responses_dialect
@@ -82,20 +81,20 @@ class AgentEndpoint:
         self._open_session = open_session
         self.disconnects = DisconnectWatcher()
         self.tools = SessionMcpApp()
-        routes = [
-            Route("/sessions", self._endpoint("POST", self._open)),
-            Route("/sessions/{id}/reward", self._endpoint("POST", self._reward)),
-            Route("/sessions/{id}/end", self._endpoint("POST", self._end)),
-            Route("/sessions/{id}/mcp", _Tools(self)),
-        ]
+        apps: dict[str, ASGIApp] = {
+            "/sessions": self._endpoint("POST", self._open),
+            "/sessions/{id}/reward": self._endpoint("POST", self._reward),
+            "/sessions/{id}/end": self._endpoint("POST", self._end),
+            "/sessions/{id}/mcp": _Tools(self),
+        }
         count_tokens = self._endpoint("POST", self._count_tokens, anthropic_dialect)
         for base in ("/sessions/{id}/v1", "/v1"):
-            routes.append(Route(f"{base}/models", self._endpoint("GET", self._models)))
-            routes.append(Route(f"{base}/messages/count_tokens", count_tokens))
+            apps[f"{base}/models"] = self._endpoint("GET", self._models)
+            apps[f"{base}/messages/count_tokens"] = count_tokens
             for dialect, events in DIALECTS:
                 generate = self._endpoint("POST", partial(self._generate, dialect, events), dialect)
-                routes.append(Route(f"{base}{dialect.PATH}", generate))
-        self.app: ASGIApp = Router(routes, default=_not_found)
+                apps[f"{base}{dialect.PATH}"] = generate
+        self.app: ASGIApp = Router(apps, _not_found)
 
     def _endpoint(self, method: str, answer: Answer, dialect: Dialect = chat_dialect) -> Endpoint:
         """An endpoint that says what went wrong in a protocol's form."""

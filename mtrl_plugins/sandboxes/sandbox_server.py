@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from gateway.config.base import FrozenModel
 from gateway.errors import ConfigError
-from gateway.http.endpoint import Endpoint, make_router
+from gateway.http.endpoint import Endpoint, Router
 from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body
 from gateway.http.security import SecurityMiddleware
 from gateway.http.settings import Settings, check_token_required
@@ -250,7 +250,7 @@ class SandboxServer:
 def build_app(server: SandboxServer, settings: Settings) -> ASGIApp:
     """The application: six verbs, and the sign of life."""
     return SecurityMiddleware(
-        make_router(
+        Router(
             {
                 f"{PATH}/{{id}}/run": Endpoint({"POST": server.run}),
                 f"{PATH}/{{id}}/put": Endpoint({"POST": server.put}),

@@ -22,7 +22,7 @@ AROUND = 2
 """The HTTP protocol before, and the task that writes to the server after."""
 
 
-async def test_call_reaches_a_stdio_server_in_at_most_fourteen_functions(
+async def test_call_reaches_a_stdio_server_in_at_most_fifteen_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chains: list[list[str]] = []
@@ -50,4 +50,4 @@ async def test_call_reaches_a_stdio_server_in_at_most_fourteen_functions(
         call = {"id": "1", "function": {"name": name, "arguments": {"text": "hi"}}}
         answer = (await client("POST", f"/v1/sessions/{session['id']}/calls", {"tool_calls": [call]})).json()
     assert answer["results"][0]["outcome"] == "ok"
-    assert len(chains[0]) + AROUND <= 14, "\n".join(reversed(chains[0]))
+    assert len(chains[0]) + AROUND <= 15, "\n".join(reversed(chains[0]))

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import sqrt
@@ -33,7 +33,7 @@ from trainer.storage.run_status import StatusFile, read_status
 from trainer.train.checkpoint import Checkpoint, Checkpoints
 from trainer.train.job import Job, JobObjects, open_job, require_tasks
 from trainer.train.run_folder import load_run_settings, use_start_model
-from trainer.train.settings import EvaluationSettings
+from trainer.train.settings import EvaluationSettings, TrainSettings
 from trainer.view.progress import RolloutProgress
 
 GROUP_PREFIX = "e-"
@@ -136,6 +136,8 @@ class Comparison:
     tasks: int
     is_held_out: bool
     """Whether the run did not train on these tasks."""
+    changes: Sequence[str] = ()
+    """Settings that differ from the run's, as they were written."""
 
     @property
     def json(self) -> str:
@@ -160,6 +162,7 @@ class Comparison:
                 "lost": sum(evaluation.lost for evaluation in self.variants.values()),
                 "held_out": self.is_held_out,
                 "step": self.step,
+                "changes": list(self.changes),
             }
         )
 
@@ -174,6 +177,8 @@ class Comparison:
         for kind in self._kinds if len(self._kinds) > 1 else ():
             rates = (self.variants[name].kinds.get(kind, SuccessRate(0, 0)) for name in VARIANTS)
             table.add_row(kind, *map(_format_rate, rates))
+        if self.changes:
+            table.title = f"{table.title}, with {' '.join(self.changes)}"
         if lost := sum(evaluation.lost for evaluation in self.variants.values()):
             table.caption = f"{lost} rollouts could not be scored and are not counted"
         return table
@@ -189,10 +194,19 @@ def _format_rate(rate: SuccessRate) -> str:
 
 
 async def compare_run(
-    run: Path, rows: int | None, data: str | None, console: Console, objects: JobObjects | None = None
+    run: Path,
+    rows: int | None,
+    data: str | None,
+    console: Console,
+    objects: JobObjects | None = None,
+    changed: tuple[TrainSettings, Sequence[str]] | None = None,
 ) -> Comparison:
-    """Compares the model before training with a run's latest intact checkpoint."""
-    settings = use_start_model(run, load_run_settings(run))
+    """Compares the model before training with a run's latest intact checkpoint.
+
+    `changed` are the run's settings with changes, and the words that made them.
+    """
+    given, words = changed or (load_run_settings(run), ())
+    settings = use_start_model(run, given)
     overrides = {name: value for name, value in (("final_rows", rows), ("data", data)) if value is not None}
     evaluation = EvaluationSettings.model_validate(settings.evaluation.model_dump() | overrides)
     evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
@@ -210,7 +224,15 @@ async def compare_run(
                 await engine.publish(policy.weights, 0)
             async with job.open_player(engine, run / EVALUATION_FOLDER, log):
                 with _show_progress(job, engine, run, console) as progress:
-                    return await compare_policies(job, engine, policy, checkpoint, run, progress)
+                    comparison = await compare_policies(job, engine, policy, checkpoint, run, progress)
+    comparison = replace(comparison, changes=words)
+    file = run / EVALUATION_FOLDER / COMPARISON_FILE
+    try:
+        write_atomically(file, (comparison.json + "\n").encode())
+    except OSError as error:
+        remedy = f"then evaluate again with `mtrl-train eval {run}`"
+        raise RunError(describe_write_error(file, error, remedy)) from error
+    return comparison
 
 
 def _keep_earlier(folder: Path) -> None:
@@ -254,14 +276,7 @@ async def compare_policies(
         variants[name] = await _evaluate_variant(job, engine, tasks, progress, greedy=name.startswith("greedy"))
         progress.console.print(f"{name.replace('_', ' ')}: {_format_rate(variants[name].all)}", markup=False)
         await to_thread.run_sync(save_rollouts, run / EVALUATION_FOLDER / name, variants[name])
-    comparison = Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out)
-    file = run / EVALUATION_FOLDER / COMPARISON_FILE
-    try:
-        write_atomically(file, (comparison.json + "\n").encode())
-    except OSError as error:
-        remedy = f"then evaluate again with `mtrl-train eval {run}`"
-        raise RunError(describe_write_error(file, error, remedy)) from error
-    return comparison
+    return Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out)
 
 
 async def _evaluate_variant(

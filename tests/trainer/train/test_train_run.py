@@ -17,7 +17,7 @@ from trainer.storage.run_files import read_metrics
 from trainer.storage.run_status import RunStatus, read_status
 from trainer.train.evaluate import compare_run
 from trainer.train.replay_step import replay_step
-from trainer.train.run_folder import RunFolder
+from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
 from trainer.view.metrics import describe_metric, is_repeated
 
@@ -85,11 +85,14 @@ async def test_recorded_step_is_replayed_with_the_same_ids_and_loss(run: Path) -
 
 
 async def test_success_before_and_after_is_compared(run: Path) -> None:
-    comparison = await compare_run(run, 8, None, string_console())
+    given, words = load_run_settings(run), ("sampling.temperature=0.5",)
+    cooler = given.model_copy(update={"sampling": given.sampling.model_copy(update={"temperature": 0.5})})
+    comparison = await compare_run(run, 8, None, string_console(), changed=(cooler, words))
     report = json.loads(comparison.json)
     for way in ("sampled", "greedy", "sampled_before", "greedy_before"):
         assert 0 <= report[way] <= 1 and report["intervals"][way][0] <= report[way] <= report["intervals"][way][1]
     assert report["by_kind"].keys() == {"fact", "sum"} and report["held_out"] and report["tasks"] == 8
+    assert report["changes"] == [*words] and str(comparison.table.title).endswith("with sampling.temperature=0.5")
 
 
 async def test_untrained_weights_are_evaluated_also_by_an_engine_that_shares_the_trainers(

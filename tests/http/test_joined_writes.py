@@ -1,0 +1,57 @@
+"""The head and the body of a response leave with one system call, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.http.bounded_protocol import JoinedWrites
+
+
+class _Transport:
+    """A transport that notes what it is told to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.is_closing = lambda: False
+        self.abort = lambda: None
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def writelines(self, pieces: Any) -> None:
+        self.sent.append(tuple(pieces))
+
+    def close(self) -> None:
+        self.sent.append("closed")
+
+
+def _make() -> tuple[JoinedWrites, _Transport]:
+    transport = _Transport()
+    return JoinedWrites(transport, asyncio.get_running_loop()), transport
+
+
+async def test_head_and_body_of_one_turn_are_sent_together_and_once() -> None:
+    joined, transport = _make()
+    joined.write(b"head")
+    joined.write(b"body")
+    await asyncio.sleep(0)
+    assert transport.sent == [(b"head", b"body")]
+
+
+async def test_head_without_a_body_is_sent_in_the_next_turn() -> None:
+    joined, transport = _make()
+    joined.write(b"head")
+    assert transport.sent == []
+    await asyncio.sleep(0)
+    joined.write(b"piece")
+    await asyncio.sleep(0)
+    assert transport.sent == [b"head", b"piece"]
+
+
+async def test_what_waits_is_sent_before_the_connection_closes() -> None:
+    joined, transport = _make()
+    joined.write(b"head")
+    joined.close()
+    await asyncio.sleep(0)
+    assert transport.sent == [b"head", "closed"]
