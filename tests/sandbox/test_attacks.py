@@ -17,10 +17,16 @@ from gateway.sandbox import cgroups, sandboxed_command
 from gateway.toolset import Session
 from gateway.types import Outcome, ToolCall, ToolResult
 from tests.sandbox.attacks import ATTACKS, MEMORY_AND_PROCESSES, TIME, Attack
-from tests.sandbox.conftest import open_session
+from tests.sandbox.conftest import SMALL, open_session
+from tests.sandbox.roots import make_root
 from tests.waiting import PATIENCE_S
 
 CALL_S, SHORT_S = 50.0, 6.0
+OWN_SYSTEM = {
+    "makes a hard link to a program", "writes among the system's programs", "writes to the root",
+    "runs a program as its owner", "makes the system writable",
+}  # fmt: skip
+"""Attacks on the machine's programs, which a box with a root has not: it may change its own, in memory."""
 OUTSIDE = [name for name, attack in ATTACKS.items() if attack.runs_outside]
 
 
@@ -48,6 +54,14 @@ async def attacker_without_groups(anyio_backend: str) -> AsyncIterator[Session]:
             yield session
 
 
+@pytest.fixture(scope="module")
+async def attacker_with_a_root(victim: Session, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Session]:
+    with pytest.MonkeyPatch.context() as patch:
+        root = make_root(tmp_path_factory.mktemp("roots"), patch)
+        async with open_session(SMALL.model_copy(update={"root": root})) as session:
+            yield session
+
+
 async def call(session: Session, tool: str, within_s: float = CALL_S, **arguments: str) -> ToolResult:
     with anyio.fail_after(within_s):
         return await session.call(ToolCall("1", tool, json.dumps(arguments)))
@@ -70,6 +84,13 @@ async def test_attack_fails_where_there_are_no_control_groups(
     name: str, attacker_without_groups: Session, targets: Mapping[str, Any]
 ) -> None:
     await assert_fails(attacker_without_groups, ATTACKS[name], targets)
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS.keys() - OWN_SYSTEM))
+async def test_attack_fails_in_a_box_with_a_root(
+    name: str, attacker_with_a_root: Session, targets: Mapping[str, Any]
+) -> None:
+    await assert_fails(attacker_with_a_root, ATTACKS[name], targets, SHORT_S if name in TIME else CALL_S)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can do outside what some attacks do")
