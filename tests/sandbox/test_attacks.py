@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from gateway.sandbox import cgroups, sandboxed_command
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.toolset import Session
 from gateway.types import Outcome, ToolCall, ToolResult
 from tests.sandbox.attacks import ATTACKS, MEMORY_AND_PROCESSES, TIME, Attack
@@ -55,11 +56,9 @@ async def attacker_without_groups(anyio_backend: str) -> AsyncIterator[Session]:
 
 
 @pytest.fixture(scope="module")
-async def attacker_with_a_root(victim: Session, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Session]:
+def settings_with_a_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxSettings]:
     with pytest.MonkeyPatch.context() as patch:
-        root = make_root(tmp_path_factory.mktemp("roots"), patch)
-        async with open_session(SMALL.model_copy(update={"root": root})) as session:
-            yield session
+        yield SMALL.model_copy(update={"root": make_root(tmp_path_factory.mktemp("roots"), patch)})
 
 
 async def call(session: Session, tool: str, within_s: float = CALL_S, **arguments: str) -> ToolResult:
@@ -88,9 +87,10 @@ async def test_attack_fails_where_there_are_no_control_groups(
 
 @pytest.mark.parametrize("name", sorted(ATTACKS.keys() - OWN_SYSTEM))
 async def test_attack_fails_in_a_box_with_a_root(
-    name: str, attacker_with_a_root: Session, targets: Mapping[str, Any]
+    name: str, settings_with_a_root: SandboxSettings, victim: Session, targets: Mapping[str, Any]
 ) -> None:
-    await assert_fails(attacker_with_a_root, ATTACKS[name], targets, SHORT_S if name in TIME else CALL_S)
+    async with open_session(settings_with_a_root) as session:  # Each its own: all of its folders share one disk.
+        await assert_fails(session, ATTACKS[name], targets, SHORT_S if name in TIME else CALL_S)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can do outside what some attacks do")
