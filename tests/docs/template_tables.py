@@ -92,7 +92,10 @@ PLANS = {"LoRA, 2,048 tokens": (2048, 16), "LoRA, 8,192 tokens": (8192, 16), "al
 def lora_table() -> str:
     """What the memory plan says of training models of several sizes on one card."""
     rows = [f"| | {' | '.join(PLANS)} |", f"|---|{'--:|' * len(PLANS)}"]
-    with TemporaryDirectory() as folder, patch("torch.cuda.is_available", return_value=True):
+    has_gpu, has_bf16 = (
+        patch(f"torch.cuda.{name}", return_value=True) for name in ("is_available", "is_bf16_supported")
+    )
+    with TemporaryDirectory() as folder, has_gpu, has_bf16:
         for name, shape in SHAPES.items():
             config = {"model_type": "qwen2", **dict(zip(SHAPE_KEYS, shape, strict=True))}
             (model := Path(folder) / name).mkdir()

@@ -43,9 +43,10 @@ class KLSettings(FrozenModel):
 class MismatchSettings(FrozenModel):
     """Correction for logprobs that differ between engine and trainer. The mismatch is measured in any case."""
 
-    truncate: Literal["token", "sequence"] | None = None
+    truncate: Literal["auto", "token", "sequence", "never"] = "auto"
     """Weights tokens by the ratio of trainer to engine probability, of the token or of its whole sequence (truncated
-    importance sampling)."""
+    importance sampling). `auto` is `token` where the mean difference of logprobs is above 0.001 nats in a micro-batch,
+    unless `reject` is set."""
     cap: PositiveFloat = 2.0
     """The largest such weight."""
     reject: Literal["token", "sequence", "geometric"] | None = None
@@ -128,7 +129,7 @@ class AlgorithmSettings(FrozenModel):
 
     @model_validator(mode="after")
     def _check_proximal(self) -> Self:
-        if self.ratio == "proximal" and self.mismatch.truncate is None:
+        if self.ratio == "proximal" and self.mismatch.truncate in ("never", "auto"):
             raise ValueError(
                 "`ratio: proximal` needs `mismatch.truncate`, which weighs stale tokens; set it to `token`"
             )

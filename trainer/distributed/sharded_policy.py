@@ -31,11 +31,11 @@ from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.logprobs import LogprobReader, LogprobSource
+from trainer.policy.master_weights import compute_dtype
 from trainer.policy.policy import (
     STATE_FILE,
     Policy,
     WithoutAdapters,
-    compute_dtype,
     loading_checkpoint,
     select_trained_weights,
 )

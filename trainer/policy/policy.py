@@ -19,7 +19,7 @@ from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource, PassPlan
-from trainer.policy.master_weights import MasterWeights
+from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
     build_optimizers,
     choose_rates,
@@ -268,13 +268,6 @@ def select_trained_weights(
         lora.add_adapters(model, settings.lora, frozen)
     elif frozen:
         model.get_submodule(frozen).requires_grad_(False)
-
-
-def compute_dtype(settings: UpdateSettings, device: torch.device) -> torch.dtype:
-    """What the model computes in."""
-    if settings.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
 
 
 def _configure_checkpointing(model: PreTrainedModel, checkpointing: bool) -> None:

@@ -364,8 +364,8 @@ def check_engine_mismatch(given: AlarmInput) -> str | None:
         f"the logprobs of engine and trainer differ: mismatch/kl is {mismatch:.2g} nats per token",
         "the engine samples from another policy than the one that is trained: other weights, other precision, or a"
         " sampling filter",
-        "check that each step's weights reach the engine, and leave `sampling` at its defaults; until then set"
-        " `algorithm.mismatch.truncate: token`",
+        "check that each step's weights reach the engine, and leave `sampling` at its defaults; until then the loss is"
+        " corrected, unless you set `algorithm.mismatch.truncate: never`",
     )
 
 
