@@ -386,8 +386,8 @@ class PolicyUpdater:
 
     def _report_layers(self, tokens: int) -> AbstractContextManager[None]:
         """Reports the layers of a pass. Not where each sequence has a pass of its own, nor where ranks share weights,
-        which have hooks of their own."""
-        if self._policy.logprob_reader.fallback_reason or self._ranks.size > 1:
+        which have hooks of their own, nor in compiled layers."""
+        if self._policy.logprob_reader.fallback_reason or self._ranks.size > 1 or self._policy.settings.compile:
             return nullcontext()
         progress = PassProgress(self._policy.model, checkpointing=self._policy.settings.gradient_checkpointing)
         passes, passed, total = self._passes, self._passed_tokens, self._total_passes
