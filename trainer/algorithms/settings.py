@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -29,15 +29,47 @@ def _count_resamples(value: object) -> object:
     return value * RESAMPLES if isinstance(value, bool) else value
 
 
+class ReferenceSettings(FrozenModel):
+    """Another reference than the model as the run began: a teacher, from whom the policy learns on what it wrote itself
+    (on-policy distillation). Its tokens must be those of the model."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """The teacher's folder."""
+    url: Annotated[str, Field(pattern="^https?://")] | None = None
+    """Or the address of an SGLang server that serves it."""
+    timeout_s: PositiveFloat = 120.0
+    """Seconds that the server may take for the logprobs of a rollout, before the run ends."""
+
+    @model_validator(mode="after")
+    def _require_one(self) -> Self:
+        if (self.model is None) == (self.url is None):
+            raise ValueError("name the teacher's folder (`model`), or the server that serves it (`url`)")
+        return self
+
+
 class KLSettings(FrozenModel):
     """The penalty for moving away from the reference policy."""
 
     coefficient: NonNegativeFloat = 0.0
-    """The weight of the KL term; with 0, no reference policy is loaded."""
+    """The weight of the KL term, 1 with a `reference`; with 0, no reference policy is loaded."""
     estimator: Estimator = "k3"
-    """How the KL is estimated from sampled tokens; `k1+` and `k3+` have the unbiased gradient, that of k2."""
+    """How the KL is estimated from sampled tokens; `k1+`, the default with a `reference`, and `k3+` have the unbiased
+    gradient, that of k2."""
     in_reward: bool = False
     """Subtract it from the rollout's reward before advantages are computed, instead of adding it to the loss."""
+    reference: ReferenceSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare_teacher(cls, values: Any) -> Any:
+        has_teacher = isinstance(values, dict) and values.get("reference") is not None
+        return {"coefficient": 1.0, "estimator": "k1+", **values} if has_teacher else values
+
+    @model_validator(mode="after")
+    def _check_teacher(self) -> Self:
+        if self.reference is not None and self.estimator == "k1" and not self.in_reward:
+            raise ValueError("`estimator: k1` has no gradient in the loss, so nothing is learned; leave it out (`k1+`)")
+        return self
 
 
 class MismatchSettings(FrozenModel):
@@ -126,6 +158,11 @@ class AlgorithmSettings(FrozenModel):
     def compares_rollouts(self) -> bool:
         """Whether a rollout's advantage is 0 without others of its task."""
         return self.name not in ("reinforce_pp", "sft") and self.credit.kind not in ("scores", "gae")
+
+    @property
+    def distills(self) -> bool:
+        """Whether a teacher's KL trains by itself, whatever the rewards are."""
+        return self.kl.reference is not None and self.kl.coefficient > 0 and not self.kl.in_reward
 
     @model_validator(mode="after")
     def _check_proximal(self) -> Self:

@@ -294,6 +294,7 @@ def evaluate(
     overrides: OverrideWords = None,
     rows: Annotated[int | None, typer.Option(help="Number of tasks. Default: the run's setting")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Other tasks than the run's.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Sampled tries of each task: pass@k and pass^k.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare success before and after training, sampled and greedy, by kind of task, with 95 % intervals.
@@ -314,6 +315,7 @@ def evaluate(
             if (section := word.partition("=")[0].partition(".")[0]) not in EVALUATED:
                 remedy = f"set one of {', '.join(EVALUATED)}"
                 raise ConfigError(f"an evaluation does not read `{section}`", field=word, remedy=remedy)
+        words = [*words, *([] if k is None else [f"evaluation.k={k}"])]
         if words:
             saved = load_run_settings(run).model_dump()
             changed = load_settings(TrainSettings, None, saved, overrides=words), words

@@ -283,8 +283,11 @@ def plan_training(
         yield MemoryPart("optimizer", FLOAT_BYTES * _optimizer_numbers(model, update), USE_LORA, LOADED)
         copies = _optimizer_copies(model) if update.optimizer == "muon" else 0
         yield MemoryPart("copies in the optimizer", copies, USE_LORA, ("optimizer step",))
-        if algorithm.kl.coefficient:
+        if algorithm.kl.coefficient and not algorithm.kl.reference:
             yield MemoryPart("reference", rounded or weights, f"{USE_LORA}, or `algorithm.kl.coefficient: 0`")
+    if algorithm.kl.coefficient and (reference := algorithm.kl.reference) and reference.model:
+        teacher = weight_bytes(load_meta_model(Path(reference.model)), width)
+        yield MemoryPart("teacher", teacher, "serve it, and name the server (`algorithm.kl.reference.url`)")
     if update.critic:
         yield MemoryPart(
             "critic",

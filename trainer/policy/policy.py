@@ -143,14 +143,15 @@ class Policy:
         """Computes the logprob of each id but the first, for comparison with an engine."""
         return self.logprob_reader.compute_logprobs(ids, images)
 
-    def load_reference(self) -> LogprobSource:
-        """The policy before training: without its adapters, or loaded from its folder again."""
-        if self.settings.lora:
+    def load_reference(self, teacher: Path | None = None) -> LogprobSource:
+        """Another model, or the policy before training: without its adapters, or loaded from its folder again."""
+        if self.settings.lora and teacher is None:
             return WithoutAdapters(self)
-        if self.folder is None:
+        folder = teacher or self.folder
+        if folder is None:
             raise PolicyError("the policy was not loaded from a folder, so it has no reference", "pass a reference")
         dtype = self.logprob_reader.dtype
-        model = load_model(self.folder, dtype, self.device).requires_grad_(False)
+        model = load_model(folder, dtype, self.device).requires_grad_(False)
         return LogprobReader(model, self.settings.logits_chunk, dtype, self.image_processor)
 
     def step(self) -> dict[str, float]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.storage.run_files import read_run_info
-from trainer.train.evaluate import COMPARISON_FILE, EVALUATION_FOLDER, VARIANTS
+from trainer.train.evaluate import COMPARISON_FILE, VARIANTS
+from trainer.view.task_outcomes import EVALUATION_FOLDER
 
 CARD_FILE = "README.md"
 CARD = """---

@@ -14,7 +14,7 @@ from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch.kv_cache import KVCache, KVShape
 from trainer.policy.memory_parts import MemoryPlan, load_meta_model
-from trainer.policy.memory_plan import plan_allocator, plan_memory, plan_update_pass
+from trainer.policy.memory_plan import plan_allocator, plan_memory, plan_training, plan_update_pass
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
 from trainer.rollout.settings import RolloutSettings
@@ -57,6 +57,11 @@ def test_weights_gradients_and_optimizer_are_counted(folder: Path) -> None:
         part_size(light, "gradients") == part_size(light, "reference") == 0
         and 0 < part_size(light, "adapters") < 4 * whole
     )
+    teacher = AlgorithmSettings.model_validate({"kl": {"reference": {"model": str(folder)}}})
+    served = AlgorithmSettings.model_validate({"kl": {"reference": {"url": "http://teacher"}}})
+    for algorithm, size in ((teacher, whole), (served, 0)):
+        parts = list(plan_training(tiny_model(), UpdateSettings(lora=LoraSettings(rank=1)), algorithm))
+        assert sum(part.size for part in parts if part.name in ("teacher", "reference")) == size
     # Two layers of keys and values, with two heads of eight, for 64 sequences of 4096 tokens.
     assert part_size(plan, "keys and values") == 64 * 4096 * 2 * 2 * 16 * 4
 
