@@ -24,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test tests test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -40,10 +40,13 @@ install: .venv/installed  ## Make .venv with everything in it
 installs: install packages peers agents sglang  ## Everything that the tests of `.ci/run` need; side by side with --jobs
 
 train: install  ## Train a tiny model to use tools, and watch it learn
-	$(BIN)/mtrl-train --tools tool_configs/
+	$(BIN)/mtrl-train --tools tool_configs/ $(TRAIN)
 
 test: install packages peers  ## Lint, types, all tests, coverage
 	@$(MAKE) --no-print-directory --jobs 2 check docs
+	@$(MAKE) --no-print-directory tests
+
+tests: install packages peers
 	$(BIN)/coverage erase
 	$(BIN)/coverage run $(PYTEST) $(PARALLEL) --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
 	$(BIN)/python $(PYTEST) $(PARALLEL) $(MEASURED)
@@ -54,7 +57,7 @@ test: install packages peers  ## Lint, types, all tests, coverage
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 91 --format total
 	$(BIN)/coverage report --include 'mtrl_plugins/*' --fail-under 85 --format total
 
-test-quick: packages check  ## Lint, types and the tests that take little time; says what failed at once
+test-quick: packages peers check  ## Lint, types and the tests that take little time; says what failed at once
 	$(BIN)/python $(PYTEST) --quick $(PARALLEL) --maxfail 20
 
 check: install  ## Lint and types

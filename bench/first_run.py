@@ -45,8 +45,10 @@ ENTER = """
 set -e; cd {root}; mount --rbind . .; cd .
 mount --rbind /dev dev; mount --rbind /sys sys; mount -t proc proc proc; mount -t tmpfs tmpfs tmp
 mkdir -p .before; pivot_root . .before; umount -l /.before
-exec "$@"
+"$@"
+exit $?
 """
+"""The shell stays: like any first process, it ends what other processes leave behind."""
 
 
 def main() -> int:

@@ -97,6 +97,8 @@ class GatewaySession:
         """Number of calls that have ended."""
         self._scopes: dict[anyio.CancelScope, RunningCall] = {}
         self._finished: dict[str, float] | None = None
+        self.has_rewards = True
+        """Whether closing it could collect the rewards."""
         self._done_closing: anyio.Event | None = None
         self._call_ended: anyio.Event | None = None
         """Set when a call ends, while the closing session waits for that."""
@@ -288,19 +290,24 @@ class GatewaySession:
             scope.cancel()
         if self._scopes:
             await self._closing_step("its calls did not end", CANCEL_TIMEOUT_S, self._wait_for_calls)
-        await self._closing_step("no final rewards", REWARDS_TIMEOUT_S, self.finish)
+        rewards_s = REWARDS_TIMEOUT_S + max(
+            (getattr(source.backend, "finish_s", 0.0) for source in self.sources), default=0
+        )
+        self.has_rewards = await self._closing_step("no final rewards", rewards_s, self.finish)
         await self._closing_step("not everything was released", RELEASE_TIMEOUT_S, self.stack.aclose)
         self._done_closing.set()
 
-    async def _closing_step(self, failure: str, within_s: float, step: Callable[[], Awaitable[object]]) -> None:
-        """Runs one step of closing; logs a failure or timeout, so that the next step still runs."""
+    async def _closing_step(self, failure: str, within_s: float, step: Callable[[], Awaitable[object]]) -> bool:
+        """Runs one step of closing; logs a failure or timeout, so that the next one runs. Whether it was done."""
         with anyio.move_on_after(within_s, shield=True) as scope:
             try:
                 await step()
+                return True
             except Exception:  # boundary: a failing reward must not prevent the release
                 log.exception("a session of task %r: %s", self.task.id, failure)
         if scope.cancelled_caught:
             log.error("a session of task %r: %s within %s s", self.task.id, failure, within_s)
+        return False
 
     async def _wait_for_calls(self) -> None:
         """Waits until no call runs, because a final reward must see the effects of all calls."""

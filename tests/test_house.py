@@ -149,7 +149,7 @@ GATEWAY_LAYERS = (
     ("line_file", "plugins", "process", "schema", "toolset", "user_code"),
     ("await_user_code", "config.sections", "gateway_journal", "plugin_commands", "session_protocols", "state", "wire"),
     ("sandbox.host_rules", "sandbox.sandbox_layout", "sandbox.provider_settings", "sandbox.sandbox_environment"),
-    ("sandbox.sandbox_settings",),
+    ("sandbox.sandbox_settings", "sandbox.grade_settings"),
     ("sandbox.sandbox_paths",),
     ("config",),
     ("elicitation", "media", "truncate"),
@@ -165,7 +165,7 @@ GATEWAY_LAYERS = (
     ("cli",),
 )
 TRAINER_LAYERS = (
-    ("ledger", "parse", "worker_thread", "load_plugin", "finding", "pretrained"),
+    ("ledger", "parse", "worker_thread", "load_plugin", "finding", "pretrained", "hub"),
     ("rollout.task", "rollout.rollout", "storage", "vision", "engine", "template"),
     ("rollout.run_part",),
     ("rollout.settings",),
@@ -419,8 +419,10 @@ main()
 
 
 def test_command_reaches_the_optimizer_in_few_functions(tmp_path: Path) -> None:
+    from tests.trainer.train.jobs import demo_model  # imports torch
+
     code = COUNT_HOPS.format(root=str(ROOT))
-    words = ["--steps", "1", "--out", "run", "--seed", "0"]
+    words = ["--config", "default", "--model", str(demo_model()), "--steps", "1", "--out", "run", "evaluation.every=0"]
     done = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True
     )

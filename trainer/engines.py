@@ -147,6 +147,7 @@ def _make_sglang_engine(
     chosen: str, settings: BaseRolloutSettings, model: Path, folder: Path, reference: TrainerReference, log: Log
 ) -> Engine:
     from trainer.engine.sglang.check_parallel import check_tensor_parallel
+    from trainer.engine.sglang.launch import on_cpu
     from trainer.engine.sglang.server_process import ServerOptions, ServerProcess
     from trainer.engine.sglang.sglang_engine import SGLangEngine
     from trainer.engine.sglang.weight_sync.adapters import LORA_FLAG
@@ -162,6 +163,8 @@ def _make_sglang_engine(
     flags = serving.options
     flags += () if LORA_FLAG in flags else reference.adapters.server_flags
     flags += ("--trust-remote-code",) if settings.trust_remote_code else ()
+    flags += ("--enable-fp32-lm-head",) if serving.fp32_head else ()
+    flags += ("--enable-deterministic-inference",) if settings.deterministic and not on_cpu(flags) else ()
     for index, gpu in enumerate(_gpu_flags(serving)):
         options = ServerOptions(extra=(*flags, *gpu), tokenizer=has_vision(model))
         servers.append(ServerProcess(model, options, log=folder / f"sglang-{index}.log", notify=log))

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 
 from gateway.config.base import FrozenModel, rule_error
 from gateway.config.models import Isolation, Limits, MediaLimits, OnClash
+from gateway.sandbox.grade_settings import GradeSettings
 from gateway.sandbox.sandbox_settings import SandboxSettings, check_is_local
 
 
@@ -164,10 +165,21 @@ class SandboxToolsEntry(Entry, Limits, Prepared):
     """The tools to offer; they share one sandbox."""
     sandbox: SandboxSettings = SandboxSettings()
     """What exists in the sandbox, and its limits."""
+    grade: GradeSettings | None = None
+    """What gives the reward `grade` at a rollout's end, from the files that are left in its sandbox."""
     warm: Annotated[int, Field(ge=0, le=256)] = 0
     """Sandboxes started in advance, each for one rollout, whose first call then does not wait for the start."""
     prefix: str = ""
     """Goes before the tools' names."""
+
+    @model_validator(mode="after")
+    def _check_grade(self) -> Self:
+        if self.grade is not None and not self.sandbox.writes_root:
+            for place in (*self.grade.files, *self.grade.artifacts, self.grade.reward):
+                if not place.startswith("/rollout/"):
+                    problem = f"`grade` cannot use {place}, since only `/rollout` of this sandbox can be written"
+                    raise rule_error(problem, "name places below `/rollout`, also for `reward`, or give it a `root`")
+        return self
 
 
 class OfferEntry(Entry, Limits):

@@ -333,6 +333,8 @@ class Sandboxes(StrictModel):
     """Sandboxes without a control group: their limits hold for each process."""
     limits_hit: dict[str, Count]
     """By limit: memory, processes, output, time."""
+    grades: dict[str, Count] = {}
+    """By end: graded, why there was no reward, unavailable; and rewards that a policy had planted."""
 
 
 class Health(StrictModel):

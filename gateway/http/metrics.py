@@ -144,6 +144,9 @@ class _SandboxCollector(Collector):
         limits = CounterMetricFamily("mtrl_sandbox_limits_hit", "Limits of sandboxes that were hit", labels=["limit"])
         for limit, count in STATISTICS.limits_hit.items():
             limits.add_metric([limit], count)
+        grades = CounterMetricFamily("mtrl_sandbox_grades", "How sandboxes were graded", labels=["kind"])
+        for kind, count in STATISTICS.grades.items():
+            grades.add_metric([kind], count)
         starts = SummaryMetricFamily("mtrl_sandbox_start_seconds", "Starts of sandboxes, and the time they took")
         starts.add_metric([], STATISTICS.starts, STATISTICS.start_s)
         text = "Sandboxes without a control group: their limits hold for each process"
@@ -151,7 +154,7 @@ class _SandboxCollector(Collector):
         refusals = CounterMetricFamily("mtrl_sandbox_refusals", "Sandboxes that could not be started")
         refusals.add_metric([], STATISTICS.refusals)
         running = GaugeMetricFamily("mtrl_sandboxes", "Sandboxes that run", value=STATISTICS.running)
-        return starts, running, refusals, groupless, limits
+        return starts, running, refusals, groupless, limits, grades
 
 
 def part_size(part: Part) -> int:

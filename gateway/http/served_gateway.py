@@ -38,6 +38,11 @@ class ServedSession(AnySession, Protocol):
     def age_s(self) -> float: ...
 
     @property
+    def has_rewards(self) -> bool:
+        """Whether closing it could collect the rewards."""
+        ...
+
+    @property
     def feedback_name(self) -> str | None:
         """The name of its interaction."""
         ...

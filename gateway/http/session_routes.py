@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.chat_messages import chat_content, strict_tool_messages, tool_messages
-from gateway.errors import SessionError
+from gateway.errors import SessionError, Unavailable
 from gateway.http.api_models import MAX_CALLS, Call, Calls, CallsRequest, FeedbackRequest, NamedFeedback, SessionRequest
 from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body, session_not_found
 from gateway.http.state import AppState, HttpSession
@@ -113,6 +113,8 @@ async def close_session(app: AppState, request: Request) -> ASGIApp:
     """DELETE /v1/sessions/{id}; completes even if the client disconnects."""
     http_session = app.find_session(request.path_params["id"])
     await http_session.session.close()
+    if not http_session.session.has_rewards:
+        raise Unavailable("the session is closed, but its rewards could not be collected; the gateway's log says why")
     return json_response(_closed_to_json(http_session))
 
 

@@ -112,6 +112,11 @@ class SandboxSettings(ProviderSections):
         return next((given for name in ProviderSections.model_fields if (given := getattr(self, name))), None)
 
     @property
+    def writes_root(self) -> bool:
+        """Whether all of its files can be written, rather than folders in memory alone."""
+        return bool(self.root) and (self.provider is None or not self.provider.is_local)
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The list of hosts, if the network is one."""
         return self.network if isinstance(self.network, tuple) else ()

@@ -21,10 +21,12 @@ class SandboxStatistics:
     """Sandboxes without a control group: their limits hold for each process."""
     limits_hit: Counter[str] = field(default_factory=Counter)
     """By limit."""
+    grades: Counter[str] = field(default_factory=Counter)
+    """How sandboxes were graded: `graded`, why there was no reward, `unavailable`; and `planted` rewards."""
 
     def to_dict(self) -> dict[str, Any]:
         """The counts as JSON."""
-        return {**asdict(self), "limits_hit": dict(self.limits_hit)}
+        return {**asdict(self), "limits_hit": dict(self.limits_hit), "grades": dict(self.grades)}
 
 
 STATISTICS = SandboxStatistics()
@@ -51,6 +53,11 @@ def count_refusal() -> None:
 def count_without_group() -> None:
     """Counts a sandbox that has no control group."""
     STATISTICS.without_group += 1
+
+
+def count_grade(kind: str) -> None:
+    """Counts how a sandbox was graded."""
+    STATISTICS.grades[kind] += 1
 
 
 def count_hits(hits: Mapping[str, int]) -> None:

@@ -15,6 +15,7 @@ from anyio import to_thread
 
 from gateway.config.entries import SandboxTool
 from gateway.errors import Unavailable
+from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import can_mount_states
 from gateway.sandbox.command_server import TOO_LONG
 from gateway.sandbox.confined_process import (
@@ -24,8 +25,9 @@ from gateway.sandbox.confined_process import (
     answer_time_s,
     excuse_late_start,
 )
+from gateway.sandbox.grader import Grader
 from gateway.sandbox.network_refusals import add_refusals
-from gateway.sandbox.provider import Completed, Sandbox, SandboxProvider
+from gateway.sandbox.provider import Completed, FrozenFiles, Sandbox, SandboxProvider, opened
 from gateway.sandbox.roots import find_workdir
 from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProblem, run_files
 from gateway.sandbox.sandbox_layout import ROLLOUT
@@ -44,6 +46,8 @@ MAX_TIME_S, SPARE_S = 3600.0, 30.0
 MARGIN_S, MARGIN_SHARE = 3.0, 0.3
 """Code ends this long before its call's deadline, or this share of the time before it, so that the policy gets what it
 printed, and its endless loop is its own error rather than a timeout of the infrastructure."""
+GRADE = "grade"
+"""The name of the grader's reward."""
 LOST = "The variables of earlier calls are lost."
 NEW_SANDBOX = "The next call gets a new sandbox, without the files and variables of earlier calls."
 SPECS: Mapping[ToolName, tuple[str, str, str]] = {
@@ -85,10 +89,17 @@ class SandboxToolset:
         self.settings, self.provider = settings, provider
         self.states: SandboxStates | None = None
         """What sandboxes begin from."""
+        self.grader: Grader | None = None
+        """What gives the reward, from what a rollout left."""
         self.warm = 0
         """How many sandboxes are started in advance."""
         self.spares: SpareSandboxes | None = None
         self._stack = AsyncExitStack()
+
+    @property
+    def finish_s(self) -> float:
+        """How long the end of a session may take."""
+        return 0.0 if self.grader is None else self.grader.limit_s
 
     @property
     def prepared_states(self) -> PreparedStates | None:
@@ -121,7 +132,9 @@ class SandboxToolset:
         state = None if states is None else states.prepared.find_resolved(state_name)
         can_mount = provider.mounts_states and not self.settings.root
         is_mounted = state is not None and can_mount and await to_thread.run_sync(can_mount_states)
-        sandbox = await provider.start(self.settings, state if is_mounted else None)
+        sandbox = await provider.start(
+            self.settings, state if is_mounted else None, keeps_files=self.grader is not None
+        )
         async with _stopped_on_error(sandbox):
             if states is not None and state is not None and not is_mounted:
                 await states.put(sandbox, state)
@@ -160,11 +173,13 @@ async def _stopped_on_error(sandbox: Sandbox) -> AsyncIterator[None]:
 
 
 class _SandboxSession:
-    __slots__ = ("_lock", "_sandbox", "_state", "_toolset")
+    __slots__ = ("_left", "_lock", "_sandbox", "_state", "_toolset")
 
     def __init__(self, toolset: SandboxToolset, state: str) -> None:
         self._toolset, self._state = toolset, state
         self._sandbox: Sandbox | None = None
+        self._left: FrozenFiles | None = None
+        """What the last sandbox left, once it is graded."""
         self._lock = anyio.Lock()
 
     @property
@@ -207,18 +222,35 @@ class _SandboxSession:
             return self._sandbox
 
     async def finish(self) -> Mapping[str, float]:
-        """No rewards: what scores is not within reach of what is scored."""
-        return EMPTY
+        """The grader's reward, and no other: what scores is not within reach of what is scored. Raises Unavailable."""
+        if self._toolset.grader is None:
+            return EMPTY
+        sandbox, self._sandbox = self._sandbox, None
+        try:
+            if sandbox is not None:
+                self._left = await sandbox.freeze()
+        except SandboxEnded as error:
+            log.warning("nothing is left to grade: %s", error)
+            statistics.count_grade("ended")
+            return {GRADE: 0.0}
+        except SandboxKilled as error:
+            raise Unavailable(f"nothing is left to grade: {error}") from error
+        return {GRADE: (await self._toolset.grader.grade(self._left)).reward}
 
     async def hash_state(self) -> str | None:
         """The hash of what the calls have left in `/rollout`."""
-        states = self._toolset.states
-        return None if states is None else await states.hash(self._sandbox, self._state)
+        states, toolset = self._toolset.states, self._toolset
+        if states is None or self._left is None:
+            return None if states is None else await states.hash(self._sandbox, self._state)
+        async with opened(toolset.provider, toolset.settings, self._left) as box:
+            return await states.hash(box, self._state)
 
     async def close(self) -> None:
-        sandbox, self._sandbox = self._sandbox, None
+        sandbox, self._sandbox, left, self._left = self._sandbox, None, self._left, None
         if sandbox is not None:
             await sandbox.stop()
+        if left is not None:
+            await left.close()
 
 
 async def _ask(sandbox: Sandbox, name: str, arguments: Mapping[str, Any]) -> ToolResult:

@@ -132,10 +132,11 @@ def mount_layers(settings: Mapping[str, Any]) -> str:
 
 def enter_kept(kept: Sequence[str], merged: str) -> None:
     """Enters a copy of the namespace of an earlier box, and of users if it has one, by the files that lead there."""
-    for path, kind in zip(kept, (NEW_USER, NEW_MOUNTS), strict=True):
-        if path:
-            with open(path) as file:
-                check(_libc.setns(file.fileno(), kind), "setns")
+    kinds = zip(kept, (NEW_USER, NEW_MOUNTS), strict=True)
+    opened = [(os.open(path, os.O_RDONLY), kind) for path, kind in kinds if path]  # In another one they are not seen.
+    for descriptor, kind in opened:
+        check(_libc.setns(descriptor, kind), "setns")
+        os.close(descriptor)
     _libc.umount2(merged.encode(), DETACH)  # Of a box that has ended: what lies below it is written no more.
     check(_libc.unshare(NEW_MOUNTS), "unshare")
     mount("none", "/", "", RECURSIVE | PRIVATE)

@@ -12,9 +12,10 @@ import typer
 
 from gateway.errors import ConfigError
 from trainer.cli.errors import report_errors
-from trainer.cli.options import app
+from trainer.cli.options import OverrideWords, app
 
 if TYPE_CHECKING:
+    from mtrl_plugins.agents.policy_server import ServeSettings
     from mtrl_plugins.agents.settings import AgentSettings
 
 PORT = 8767
@@ -23,8 +24,9 @@ PORT = 8767
 
 @app.command("serve-policy")
 def serve_policy(
+    overrides: OverrideWords = None,
     model: Annotated[
-        str | None, typer.Option(metavar="PATH", help="A model's folder, a run's folder (its latest model), or `demo`.")
+        str | None, typer.Option(metavar="PATH", help="A model's or run's folder, org/name of the hub, or `demo`.")
     ] = None,
     config: Annotated[
         str | None, typer.Option(metavar="FILE", help="A run file: its model, engine, template, limits and sampling.")
@@ -52,27 +54,26 @@ def serve_policy(
 
     from mtrl_plugins.agents.settings import AgentSettings
 
-    options: dict[str, Any] = {"out": out, "engine": engine, "seed": seed}
+    options: dict[str, Any] = {"model": model, "out": out, "engine": engine, "seed": seed}
     with report_errors(stopped=lambda: "nothing was served yet"):
         from rich.console import Console
 
         from gateway.http.settings import read_token
         from mtrl_plugins.agents.policy_server import ServeSettings, serve_policy
-        from trainer.cli.run_file import find_run_file, load_settings, read_run_file
+        from trainer.cli.run_file import find_run_file, load_settings, override_settings, read_run_file
         from trainer.model import configure_torch
         from trainer.rollout.settings import RolloutSettings
         from trainer.train.settings import TrainSettings
 
         file = None if config is None else find_run_file(config)
-        values = read_run_file(file)
-        name = model or values.get("model")
-        if not name:
-            remedy = "name a model's folder, a run's folder, or `demo`"
+        if model is None and "model" not in override_settings(read_run_file(file), overrides or ()):
+            remedy = "name a model's folder, org/name of the hub, a run's folder, or `demo`"
             raise ConfigError("there is no model to serve", field="--model", remedy=remedy)
         configure_torch()
         others = {*TrainSettings.model_fields, *RolloutSettings.model_fields}
-        options["model"] = _find_model(str(name), seed if seed is not None else int(values.get("seed", 0)))
-        settings = load_settings(ServeSettings, file, options, ignored=others - {*ServeSettings.model_fields})
+        ignored = others - {*ServeSettings.model_fields}
+        settings = load_settings(ServeSettings, file, options, ignored, overrides or ())
+        settings = settings.model_copy(update={"model": _find_model(settings)})
         token = "" if token_file is None else read_token(token_file).get_secret_value()
         agent = _agent_settings(AgentSettings.of(settings), host, port)
         anyio.run(partial(serve_policy, settings, agent, token, Console()))
@@ -89,17 +90,18 @@ def _agent_settings(agent: AgentSettings | None, host: str | None, port: int | N
     return AgentSettings(external=True, sampling="request", **values)
 
 
-def _find_model(name: str, seed: int) -> Path:
-    """A model's folder: that of a demo, which may have to be built, or of a run's latest checkpoint."""
+def _find_model(given: ServeSettings) -> Path:
+    """A model's folder: that of a demo, which may have to be built, of the hub, or of a run's latest checkpoint."""
+    from trainer.cli.run_file import fetch_model
     from trainer.data.tasks import example_names, load_example
     from trainer.model import require_whole_model
     from trainer.train.settings import TrainSettings
 
-    if name in example_names():
+    if (name := str(given.model)) in example_names():
         sys.stderr.write("mtrl-train: building the demo's model, unless it was built before (a minute)\n")
-        settings = TrainSettings(model=name, data=name, seed=seed)
+        settings = TrainSettings(model=name, data=name, seed=given.seed)
         return load_example(name).prepare_model(settings, lambda *_: None)
-    folder = Path(name)
+    folder = fetch_model(given).model
     if (folder / "config.json").exists() or not (folder / "checkpoints").is_dir():
         require_whole_model(folder)
         return folder

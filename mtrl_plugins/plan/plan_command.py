@@ -63,13 +63,13 @@ def _find_target(target: str, runs: list[Path]) -> tuple[TrainSettings, Path, li
         folder = Path(target)
         settings = load_run_settings(folder)
         return settings, Path(read_run_info(folder).get("model", settings.model)), runs or [folder]
-    from trainer.cli.run_file import find_run_file, load_settings
+    from trainer.cli.run_file import fetch_model, find_run_file, load_settings
     from trainer.train.settings import TrainSettings
 
     if not Path(target).exists() and target not in find_jobs():
         remedy = f"name a YAML file, the folder of a run, or one of {', '.join(sorted(find_jobs()))}"
         raise ConfigError("there is no such run file or run", file=target, remedy=remedy)
-    settings = load_settings(TrainSettings, find_run_file(target), {})
+    settings = fetch_model(load_settings(TrainSettings, find_run_file(target), {}))
     return settings, _prepare_model(settings), runs
 
 

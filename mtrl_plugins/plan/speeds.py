@@ -16,8 +16,11 @@ from trainer.policy.memory_plan import (
     plan_update_pass,
     weight_bytes,
 )
-from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD
+from trainer.policy.placement import MAX_FRACTION
 from trainer.train.settings import TrainSettings
+
+SERVER_OVERHEAD = 2**31
+"""Memory of a server besides weights, keys and values. An estimate; SGLang keeps more free on large GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

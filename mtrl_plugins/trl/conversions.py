@@ -192,8 +192,10 @@ def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
 
 def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     """The correction of the mismatch between engine and trainer, which TRL makes with vLLM only."""
-    if not value or not config["use_vllm"]:
+    if not config["use_vllm"]:
         return None
+    if not value:
+        return {"truncate": "never"}
     mode = config["vllm_importance_sampling_mode"]
     if mode not in MISMATCH_MODES:
         problem, known = f"unknown mode {mode!r}", ", ".join(MISMATCH_MODES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -24,12 +23,11 @@ from mtrl_plugins.trl.environments import Environments, EnvironmentStepper, Envi
 from mtrl_plugins.trl.function_tools import CallerTools, make_function_source, make_function_tools, make_source
 from mtrl_plugins.trl.reward_functions import PREFIX, Progress, RewardFunctions, name_functions, unique_name
 from mtrl_plugins.trl.rows import EMPTY_PROMPT, PROMPT, DatasetTasks, open_dataset
+from trainer.hub import find_model
 from trainer.pretrained import load_tokenizer
 from trainer.train.job import JobObjects
 from trainer.train.settings import DEMO, TrainSettings
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 INITIAL_MODEL = "initial_model"
 """The folder in a run in which a loaded model is saved."""
 TEXT_TEMPLATE = (
@@ -46,7 +44,7 @@ def name_model(model: Any, run: Path, processing_class: Any = None) -> str:
         if processing_class is not None:
             remedy = "leave it out: the model's folder has its own"
             raise ConfigError("goes with a loaded model only", field="processing_class", remedy=remedy)
-        return str(_find_folder(str(model)))
+        return str(find_model(model))
     if not hasattr(model, "save_pretrained") or hasattr(model, "peft_config"):
         remedy = "pass a model's folder, and adapters as `peft_config`"
         raise ConfigError(f"is a {type(model).__name__}", field="model", remedy=remedy)
@@ -58,19 +56,6 @@ def name_model(model: Any, run: Path, processing_class: Any = None) -> str:
         model.save_pretrained(folder)
         processing_class.save_pretrained(folder)
     return str(folder)
-
-
-def _find_folder(name: str) -> Path:
-    folder = Path(name).expanduser()
-    if folder.exists() or not HUB_NAME.fullmatch(name):
-        return folder
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
-    except Exception as error:  # boundary: the network and the hub may fail in any way
-        problem = f"{name!r} is no folder here, and cannot be fetched ({type(error).__name__})"
-        raise ConfigError(problem, field="model", remedy="download the model, and pass its folder") from error
 
 
 def text_template(model: str, prompts: Iterable[str]) -> str:

@@ -83,14 +83,15 @@ class Gsm8kInteraction(BaseInteraction):
         if answer is None or self.role == "user":
             number = extract_solution(last_message_text(messages, "user") or "", "flexible")
             answer = f"#### {number}" if number else ""
-        state["response"] = answer
+        is_silent = bool(messages) and messages[-1].get("role") == self.role and messages[-1].get("content") is None
+        state["response"] = None if is_silent else answer
         score = await self.calculate_score(instance_id)
         return (True, RIGHT_REPLY, score, {}) if score == 1.0 else (False, WRONG_REPLY, score, {})
 
     async def calculate_score(self, instance_id: str = "", **kwargs: Any) -> float:
         state = self._instance_dict[instance_id]
         return _call_compute_score(
-            state["response"], state["ground_truth"], method="strict", format_score=0.0, score=1.0
+            state["response"] or "", state["ground_truth"], method="strict", format_score=0.0, score=1.0
         )
 
     async def finalize_interaction(self, instance_id: str = "", **kwargs: Any) -> None:

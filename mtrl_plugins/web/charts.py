@@ -38,6 +38,8 @@ WEB_CHARTS = (
     _chart("Publishing", "seconds", names=PUBLISHING),
     _chart("Restarts", "in a step", names=SERVERS),
     _chart("Groups", "per step", names={"groups/teaching": "with signal", "groups/count": "all"}),
+    _chart("Tasks tried", "tasks", names={f"tasks/{kind}": kind for kind in ("learnable", "solved", "hopeless")}),
+    _chart("Wasted tokens", "share of a step", "share", names={"tasks/wasted_tokens": "taught nothing"}),
 )
 
 

@@ -23,6 +23,7 @@ SUBCOMMANDS = (
     "replay",
     "view",
     "eval",
+    "compare",
     "plan",
     "export",
     "init",

@@ -1,13 +1,20 @@
-"""Writes the tables of docs/templates.md from those that the tests check: `python -m tests.docs.template_tables`."""
+"""Writes tables of docs/templates.md and docs/your-own-job.md: `python -m tests.docs.template_tables`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 from tests.docs.blocks import ROOT
 from tests.docs.migration_tables import marked
 from tests.trainer.trl_templates import FAMILIES, NO_CALLS, NO_TOOLS, ONE_CALL, RUNS, TrlFamily
 from trainer.parse.choose import PARSERS, find_parser_class
+from trainer.policy.memory_parts import GIB
+from trainer.policy.memory_plan import plan_memory
+from trainer.train.settings import TrainSettings
 
 PAGE = ROOT / "docs" / "templates.md"
 OUTCOMES = {
@@ -66,18 +73,67 @@ def parsers_table() -> str:
     return "\n".join(rows)
 
 
-TABLES: Mapping[str, Callable[[], str]] = {"families": families_table, "parsers": parsers_table}
+SHAPES = {
+    "Qwen2.5-0.5B": (896, 24, 14, 2, 4864, 151936, True),
+    "Qwen2.5-1.5B": (1536, 28, 12, 2, 8960, 151936, True),
+    "Qwen2.5-3B": (2048, 36, 16, 2, 11008, 151936, True),
+    "Qwen2.5-7B": (3584, 28, 28, 4, 18944, 152064, False),
+}
+"""Width, layers, heads, those of keys and values, inner width, vocabulary, and whether the head is the embedding."""
+SHAPE_KEYS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+    "tie_word_embeddings",
+)  # fmt: skip
+CARD = int(23.5 * GIB)
+PLANS = {"LoRA, 2,048 tokens": (2048, 16), "LoRA, 8,192 tokens": (8192, 16), "all weights, 2,048 tokens": (2048, 0)}
+"""Tokens of a rollout, and the rank of the adapters."""
 
 
-def updated_page() -> str:
-    """The page with its tables as they should be."""
-    text = PAGE.read_text(encoding="utf-8")
-    for mark, render in TABLES.items():
-        parts = marked(mark).split(text)
-        assert len(parts) == 5, f"{PAGE} has one place for {mark}"
-        text = f"{parts[0]}{parts[1]}\n{render()}\n\n{parts[3]}{parts[4]}"
-    return text
+def lora_table() -> str:
+    """What the memory plan says of training models of several sizes on one card."""
+    rows = [f"| | {' | '.join(PLANS)} |", f"|---|{'--:|' * len(PLANS)}"]
+    has_gpu, has_bf16 = (
+        patch(f"torch.cuda.{name}", return_value=True) for name in ("is_available", "is_bf16_supported")
+    )
+    with TemporaryDirectory() as folder, has_gpu, has_bf16:
+        for name, shape in SHAPES.items():
+            config = {"model_type": "qwen2", **dict(zip(SHAPE_KEYS, shape, strict=True))}
+            (model := Path(folder) / name).mkdir()
+            (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            rows.append(f"| {name} | {' | '.join(_plan_lora(model, *plan) for plan in PLANS.values())} |")
+    return "\n".join(rows)
+
+
+def _plan_lora(model: Path, tokens: int, rank: int) -> str:
+    lora = {"lora": {"rank": rank}} if rank else {}
+    settings = TrainSettings.model_validate(
+        {
+            "engine": "torch", "engine_dtype": "bfloat16", "limits": {"rollout_tokens": tokens},
+            "concurrency": {"running_requests": 16},
+            "update": {"gradient_checkpointing": True, "micro_batch_tokens": tokens, **lora},
+        }
+    )  # fmt: skip
+    planned = plan_memory(settings, model, CARD)
+    return f"{planned.needed / GIB:.1f}" if planned.fits else f"({planned.needed / GIB:.1f})"
+
+
+TABLES: Mapping[str, tuple[Path, Callable[[], str]]] = {
+    "families": (PAGE, families_table),
+    "parsers": (PAGE, parsers_table),
+    "lora": (ROOT / "docs" / "your-own-job.md", lora_table),
+}
+
+
+def updated_pages() -> dict[Path, str]:
+    """The pages with their tables as they should be."""
+    texts = {page: page.read_text(encoding="utf-8") for page, _ in TABLES.values()}
+    for mark, (page, render) in TABLES.items():
+        parts = marked(mark).split(texts[page])
+        assert len(parts) == 5, f"{page} has one place for {mark}"
+        texts[page] = f"{parts[0]}{parts[1]}\n{render()}\n\n{parts[3]}{parts[4]}"
+    return texts
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated_page(), encoding="utf-8")
+    for file, text in updated_pages().items():
+        file.write_text(text, encoding="utf-8")

@@ -30,8 +30,12 @@ def make_tree(folder: Path) -> Path:
     for name in {*names, "bash"} - {"busybox"}:
         (folder / "bin" / name).symlink_to("busybox")
     (folder / "bin/bash").unlink()
-    (folder / "bin/bash").write_text('#!/bin/sh\nexec /bin/sh "$@"\n')
-    (folder / "bin/bash").chmod(0o755)
+    for name, line in (
+        ("bash", 'exec /bin/sh "$@"'),
+        ("matches", 'exec grep -qx -- "$1" "$2"'),
+    ):  # No names of its own.
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / "bin" / name).chmod(0o755)
     (folder / "etc/motd").write_text("hello\n")
     return folder
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,20 @@ import anyio
 import pytest
 
 from gateway.sandbox import cgroups, sandboxed_command
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.toolset import Session
 from gateway.types import Outcome, ToolCall, ToolResult
 from tests.sandbox.attacks import ATTACKS, MEMORY_AND_PROCESSES, TIME, Attack
-from tests.sandbox.conftest import open_session
+from tests.sandbox.conftest import SMALL, open_session
+from tests.sandbox.roots import make_root
 from tests.waiting import PATIENCE_S
 
 CALL_S, SHORT_S = 50.0, 6.0
+OWN_SYSTEM = {
+    "makes a hard link to a program", "writes among the system's programs", "writes to the root",
+    "runs a program as its owner", "makes the system writable",
+}  # fmt: skip
+"""Attacks on the machine's programs, which a box with a root has not: it may change its own, in memory."""
 OUTSIDE = [name for name, attack in ATTACKS.items() if attack.runs_outside]
 
 
@@ -48,6 +55,12 @@ async def attacker_without_groups(anyio_backend: str) -> AsyncIterator[Session]:
             yield session
 
 
+@pytest.fixture(scope="module")
+def settings_with_a_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxSettings]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield SMALL.model_copy(update={"root": make_root(tmp_path_factory.mktemp("roots"), patch)})
+
+
 async def call(session: Session, tool: str, within_s: float = CALL_S, **arguments: str) -> ToolResult:
     with anyio.fail_after(within_s):
         return await session.call(ToolCall("1", tool, json.dumps(arguments)))
@@ -70,6 +83,14 @@ async def test_attack_fails_where_there_are_no_control_groups(
     name: str, attacker_without_groups: Session, targets: Mapping[str, Any]
 ) -> None:
     await assert_fails(attacker_without_groups, ATTACKS[name], targets)
+
+
+@pytest.mark.parametrize("name", sorted(ATTACKS.keys() - OWN_SYSTEM))
+async def test_attack_fails_in_a_box_with_a_root(
+    name: str, settings_with_a_root: SandboxSettings, victim: Session, targets: Mapping[str, Any]
+) -> None:
+    async with open_session(settings_with_a_root) as session:  # Each its own: all of its folders share one disk.
+        await assert_fails(session, ATTACKS[name], targets, SHORT_S if name in TIME else CALL_S)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can do outside what some attacks do")

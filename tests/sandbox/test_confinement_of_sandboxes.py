@@ -20,8 +20,18 @@ from gateway.types import ToolCall
 from tests.sandbox.conftest import SMALL, open_session
 from tests.waiting import PATIENCE_S
 
-UNPRIVILEGED = """
-import ctypes, os, subprocess, sys
+OPEN_FILES = """
+import os, shutil, tempfile
+from pathlib import Path
+from gateway.sandbox import bubblewrap
+place = tempfile.TemporaryDirectory(dir="/var/tmp")  # The checkout may be below a folder that is root's alone.
+os.chmod(place.name, 0o755)
+bubblewrap.MASKED_FILES = tuple(Path(shutil.copy(file, place.name)) for file in bubblewrap.MASKED_FILES)
+"""
+UNPRIVILEGED = (
+    OPEN_FILES
+    + """
+import ctypes, subprocess, sys
 from gateway.sandbox.bubblewrap import Confined, SandboxSettings, find_problem, open_command_line
 os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # A process that has changed its user hides its descriptors from itself.
@@ -31,6 +41,7 @@ test = "grep -h -e CapEff -e CapBnd /proc/self/status; touch /rollout/f /tmp/f /
 with open_command_line(Confined(("/bin/sh", "-c", test), SandboxSettings(files=9), is_first_process=True)) as line:
     print(subprocess.run(line.words, capture_output=True, text=True).stdout)
 """
+)
 """Becomes another user when all is imported, since our interpreter may be root's alone."""
 
 
@@ -43,14 +54,14 @@ def test_gateway_that_is_not_roots_has_sandboxes_too() -> None:
     assert done.stdout.split() == ["None", "CapEff:", none, "CapBnd:", none, "f"], done.stderr
 
 
-ATTACKS_OF_UNPRIVILEGED = """
-import ctypes, json, os, select, shutil, subprocess, sys, tempfile
+ATTACKS_OF_UNPRIVILEGED = (
+    OPEN_FILES
+    + """
+import ctypes, json, select, subprocess, sys
 from gateway.process.child_entry import HEADER, pack_header
 from gateway.sandbox.provider import SCRIPTS
 from gateway.sandbox.bubblewrap import Confined, SandboxSettings, open_command_line
 from tests.sandbox.attacks import ATTACKS
-place = tempfile.TemporaryDirectory(dir="/var/tmp")  # The checkout may be below a folder that is root's alone.
-os.chmod(place.name, 0o755)
 entry, script, _ = scripts = [shutil.copy(file, place.name) for file in SCRIPTS]
 os.chown(place.name, 60600, 60600)
 os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
@@ -75,6 +86,7 @@ with open_command_line(Confined(command, SandboxSettings(), scripts, is_first_pr
         server.kill()
         print("ended" if select.select([first], [], [], 60)[0] else "alive")
 """
+)
 SYSTEM_PYTHON = "/usr/bin/python3"
 OWN_USER = (
     "signals the sandbox's first process", "opens the pipes of the first process",

@@ -7,6 +7,8 @@ import json
 import lzma
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -144,6 +146,16 @@ async def test_files_of_boxes_without_a_root_outlive_them_with_their_state(
         assert await shell(again, "cat a b; pwd; ps ax | grep -c '[s]leep'") == "mine\nnew\n/rollout\n0"
         await again.stop()
         await kept.close()
+
+
+def test_boxes_of_a_gateway_that_is_not_roots_keep_their_files_too() -> None:
+    """The tests above, in a namespace in which nobody is root."""
+    words = ("unshare", "--user", "--map-user=1001", "--map-group=1001", sys.executable, "-m", "pytest", "-q", "-x")
+    done = subprocess.run(
+        [*words, "-p", "no:cacheprovider", __file__, "-k", "no_rights or outlive"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 async def test_policy_cannot_lead_the_mounts_of_a_box_that_follows_elsewhere(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway.types import ToolSpec
 from trainer.data import Curriculum, Stage, TaskStream, load_rows
-from trainer.data.curriculum import CurriculumProgress
+from trainer.data.curriculum import CurriculumProgress, TaskOutcomes
 from trainer.rollout.task import Task
 
 SPECS = [ToolSpec("add"), ToolSpec("look"), ToolSpec("feedback_gsm8k", audience="loop")]
@@ -125,3 +126,38 @@ def test_task_stream_resumes_at_its_position(stop: int) -> None:
     resumed = TaskStream(PLAN, data, seed=5)
     resumed.restore(json.loads(json.dumps(course.position)))
     assert first + draw(resumed, range(stop, 8)) == whole
+
+
+def test_posterior_of_a_task_tells_learnable_solved_and_hopeless_tasks_apart() -> None:
+    outcomes = TaskOutcomes()
+    for task, succeeded in (("always", 8), ("never", 0), ("at times", 3)):
+        for _ in range(3):
+            outcomes.record(task, succeeded, 8)
+    assert outcomes.metrics == {"tasks/learnable": 1.0, "tasks/solved": 1.0, "tasks/hopeless": 1.0}
+    assert outcomes.learnability("untried") == outcomes.learnability("at times") == 1.0
+    assert outcomes.learnability("always") == pytest.approx(6 * 15 / (16 * 17)) == outcomes.learnability("never")
+    for _ in range(2):  # The policy has forgotten, or learned: the latest tries count most.
+        outcomes.record("always", 4, 8)
+    assert outcomes.learnability("always") > 0.9
+
+
+def test_learnable_tasks_are_preferred_and_a_resumed_stream_draws_the_same() -> None:
+    rows = tasks(20)
+
+    def make_stream(prefers: bool) -> TaskStream:
+        stream = TaskStream(Curriculum(prefer_learnable=prefers), {None: rows}, seed=3)
+        for number in range(10):
+            for _ in range(4):
+                stream.outcomes.record(f"t{number}", 8 * (number % 2), 8)
+        return stream
+
+    stream = make_stream(True)
+    drawn = Counter(int(next(stream).id[1:]) >= 10 for _ in range(200))
+    assert drawn[True] > 2 * drawn[False] > 10, "tasks that teach nothing are still tried at times"
+    plain = make_stream(False), TaskStream(Curriculum(), {None: rows}, seed=3)
+    assert len({tuple(task.id for task in islice(each, 30)) for each in plain}) == 1, (
+        "by default outcomes change nothing"
+    )
+    resumed = TaskStream(Curriculum(prefer_learnable=True), {None: rows}, seed=3)
+    resumed.restore(json.loads(json.dumps(stream.position)))
+    assert [next(resumed).id for _ in range(50)] == [next(stream).id for _ in range(50)]

@@ -199,7 +199,7 @@ def test_large_file_is_read_row_by_row(tmp_path: Path, monkeypatch: pytest.Monke
 def test_hub_dataset_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def load_dataset(name: str, subset: str | None, *, split: str) -> Any:
+    def load_dataset(name: str, subset: str | None, *, split: str, revision: str | None) -> Any:
         asked.append((name, subset, split))
         return datasets.Dataset.from_list(SEEDS)
 

@@ -12,8 +12,7 @@ import torch
 
 from tests.trainer import tiny_models
 from tests.trainer.model_folders import save_tiny_model
-from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
-from trainer.engine.base import Capabilities, Generation, Sampling
+from trainer.engine.base import Generation, Sampling
 from trainer.engine.torch import TorchEngine, choose_holding
 from trainer.engine.torch.weights import Holding
 from trainer.engines import make_engine
@@ -21,7 +20,6 @@ from trainer.policy.policy import Policy
 from trainer.policy.settings import LoraSettings, UpdateSettings
 from trainer.rollout.settings import BaseRolloutSettings, TemplateSettings
 from trainer.setup import load_template
-from trainer.train.start import correct_mismatch
 
 SAMPLING = Sampling(max_tokens=24, seed=3)
 PROMPT = list(range(2, 40))
@@ -126,11 +124,3 @@ def test_bfloat16_is_told_and_stays_close(family: str, one_thread: None) -> None
     exact = tiny_models.compute_logprobs(model, PROMPT, written.ids, 1.0)
     differences = [abs(one - other) for one, other in zip(written.logprobs, exact, strict=True)]
     assert 1e-5 < max(differences) < 0.5
-
-
-def test_loss_corrects_a_bfloat16_engine_unless_the_settings_do_so_in_another_way() -> None:
-    exact, other = Capabilities("torch", True), Capabilities("torch", False)
-    plain, given = AlgorithmSettings(), AlgorithmSettings(mismatch=MismatchSettings(reject="token"))
-    assert correct_mismatch(plain, other).mismatch.truncate == "token"
-    assert correct_mismatch(plain, exact) is plain and correct_mismatch(given, other) is given
-    assert correct_mismatch(plain, Capabilities("sglang", False)) is plain

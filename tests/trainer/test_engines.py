@@ -12,6 +12,7 @@ import pytest
 import trainer.engines
 from tests.trainer.model_folders import save_tiny_model
 from trainer.engine.base import EngineError
+from trainer.engine.sglang import server_process
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
 from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync
@@ -30,6 +31,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(model: Path, engine: str, **serving: Any) -> Any:
     settings = BaseRolloutSettings(engine=engine, serving=ServingSettings(**serving))
     return make_engine(settings, model, load_template(model, TemplateSettings()), Path("logs"))
+
+
+@pytest.mark.parametrize("is_on_gpu", [True, False])
+def test_servers_are_told_how_exact_they_shall_be(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_on_gpu: bool
+) -> None:
+    monkeypatch.setenv("MTRL_SGLANG_PYTHON", str(tmp_path / "python"))
+    (tmp_path / "python").write_text("#!/bin/sh\n")
+    (tmp_path / "python").chmod(0o755)
+    seen: list[tuple[str, ...]] = []
+    process = server_process.ServerProcess
+
+    def record(model: Path, options: server_process.ServerOptions, **more: Any) -> server_process.ServerProcess:
+        seen.append(options.extra)
+        return process(model, options, **more)
+
+    monkeypatch.setattr(server_process, "ServerProcess", record)
+    serving = ServingSettings(fp32_head=True, options=("--device", "cuda" if is_on_gpu else "cpu"))
+    settings = BaseRolloutSettings(engine="sglang", deterministic=True, serving=serving)
+    make_engine(settings, model, load_template(model, TemplateSettings()), Path("logs"))
+    assert "--enable-fp32-lm-head" in seen[0]
+    assert ("--enable-deterministic-inference" in seen[0]) == is_on_gpu, "SGLang has that mode on GPUs alone"
 
 
 @pytest.mark.parametrize("engine", ["auto", "torch"])

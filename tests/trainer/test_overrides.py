@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from gateway.errors import ConfigError
+from trainer.cli import app
 from trainer.cli.meant_settings import MEANT_SETTINGS
 from trainer.cli.run_file import load_settings
 from trainer.rollout.settings import RolloutSettings, flatten_settings
@@ -45,6 +47,22 @@ def test_a_word_that_sets_nothing_is_refused(word: str, told: str, tmp_path: Pat
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, word)
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("command", ["check", "rollout", "serve-policy", "sft"])
+def test_every_command_with_settings_takes_words(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("model: m\ndata: d.jsonl\n" + ("out: o\n" if command == "rollout" else ""))
+    done = CliRunner().invoke(app, [command, "--config", "run.yaml", "limits.turns=3"])
+    assert done.exit_code == 2 and "limits.turns: unknown key" in done.output
+    assert "you probably mean `limits.assistant_turns`" in done.output
+
+
+def test_an_evaluation_refuses_words_that_it_would_not_feel(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["eval", str(tmp_path), "update.lr=1"])
+    assert done.exit_code == 2 and "update.lr=1: an evaluation does not read `update`" in done.output
+    done = CliRunner().invoke(app, ["eval", str(tmp_path), "limits.turn_tokens=1"])
+    assert done.exit_code == 2 and "not a training run" in done.output
 
 
 @pytest.mark.parametrize(

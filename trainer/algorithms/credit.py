@@ -142,10 +142,10 @@ def credit_turns(turn_rewards: TurnRewards, settings: AlgorithmSettings) -> Tens
 def find_groups_with_signal(turn_rewards: TurnRewards, settings: AlgorithmSettings) -> frozenset[int]:
     """The groups in which at least one turn has an advantage other than 0.
 
-    If the baseline is the whole batch or a critic, that is every group with a rollout. The KL to the reference does not
-    count: groups are not generated for its sake.
+    If the baseline is the whole batch or a critic, or if there is a teacher, that is every group with a rollout. The KL
+    to the model as it began does not count: groups are not generated for its sake.
     """
-    if settings.credit.kind == "gae" or ALGORITHMS[settings.name].whiten:
+    if settings.credit.kind == "gae" or ALGORITHMS[settings.name].whiten or settings.distills:
         return frozenset(turn_rewards.group_S.tolist())
     has_signal_K = credit_turns(turn_rewards, settings) != 0
     return frozenset(turn_rewards.group_S[turn_rewards.sequence_K[has_signal_K]].tolist())

@@ -101,8 +101,13 @@ def staleness_kl(logprobs_T: Tensor, batch: Batch) -> float:
     return float((log.exp() - 1 - log).mean()) if len(log) else 0.0
 
 
+MAX_UNCORRECTED = 1e-3
+"""In nats. Where logprobs of engine and trainer differ by no more in the mean, as float32 roundings do, weights are as
+good as 1; bfloat16 is above it."""
+
+
 def compute_importance_weights(batch: Batch, settings: MismatchSettings) -> Tensor:
-    """Computes the factor of each trained token's loss: 1 by default, a truncated ratio, or 0 if it is rejected.
+    """Computes the factor of each trained token's loss: 1, a truncated ratio, or 0 if it is rejected.
 
     A rejected token still counts in the step's totals, so that the other tokens do not weigh more than before.
     """
@@ -110,7 +115,13 @@ def compute_importance_weights(batch: Batch, settings: MismatchSettings) -> Tens
     if settings.reject:
         ratio_T, (low, high) = _compute_ratio(batch, settings.reject), settings.bounds
         weights_T = weights_T * ((ratio_T >= low) & (ratio_T <= high))
-    if settings.truncate:
+    if settings.truncate == "auto":
+        if not settings.reject:
+            difference_T = torch.where(batch.fresh_T, (batch.old_logprobs_T - batch.engine_logprobs_T).abs(), 0)
+            is_far = difference_T.sum() > MAX_UNCORRECTED * batch.fresh_T.sum()
+            corrected_T = weights_T * _compute_ratio(batch, "token").clamp(max=settings.cap)
+            weights_T = torch.where(is_far, corrected_T, weights_T)
+    elif settings.truncate != "never":
         weights_T = weights_T * _compute_ratio(batch, settings.truncate).clamp(max=settings.cap)
     return weights_T.detach()
 
@@ -145,12 +156,14 @@ def compute_loss(logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings:
     algorithm = ALGORITHMS[settings.name]
     objective = algorithm.objective(logprobs_T, batch, resolve_clip(settings))
     losses_T, metrics = objective.losses_T, {}
+    ratio_T: Tensor | float = 1.0
     if not algorithm.is_supervised:
         weights_T = compute_importance_weights(batch, settings.mismatch)
         losses_T = losses_T * weights_T
         metrics = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
+        ratio_T = weights_T * compute_log_ratio(logprobs_T.detach(), batch).exp().clamp(max=settings.mismatch.cap)
     if settings.kl.coefficient and not settings.kl.in_reward:
-        kl_T = estimate_kl(logprobs_T, batch, settings.kl.estimator)
+        kl_T = ratio_T * estimate_kl(logprobs_T, batch, settings.kl.estimator)
         losses_T = losses_T + settings.kl.coefficient * kl_T
         metrics["kl/reference"] = _trained_mean(kl_T, batch)
     batch.check_finite("a loss of", losses_T.detach(), batch.trained_T)

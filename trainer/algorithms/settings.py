@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -29,23 +29,56 @@ def _count_resamples(value: object) -> object:
     return value * RESAMPLES if isinstance(value, bool) else value
 
 
+class ReferenceSettings(FrozenModel):
+    """Another reference than the model as the run began: a teacher, from whom the policy learns on what it wrote itself
+    (on-policy distillation). Its tokens must be those of the model."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """The teacher's folder."""
+    url: Annotated[str, Field(pattern="^https?://")] | None = None
+    """Or the address of an SGLang server that serves it."""
+    timeout_s: PositiveFloat = 120.0
+    """Seconds that the server may take for the logprobs of a rollout, before the run ends."""
+
+    @model_validator(mode="after")
+    def _require_one(self) -> Self:
+        if (self.model is None) == (self.url is None):
+            raise ValueError("name the teacher's folder (`model`), or the server that serves it (`url`)")
+        return self
+
+
 class KLSettings(FrozenModel):
     """The penalty for moving away from the reference policy."""
 
     coefficient: NonNegativeFloat = 0.0
-    """The weight of the KL term; with 0, no reference policy is loaded."""
+    """The weight of the KL term, 1 with a `reference`; with 0, no reference policy is loaded."""
     estimator: Estimator = "k3"
-    """How the KL is estimated from sampled tokens; `k1+` and `k3+` have the unbiased gradient, that of k2."""
+    """How the KL is estimated from sampled tokens; `k1+`, the default with a `reference`, and `k3+` have the unbiased
+    gradient, that of k2."""
     in_reward: bool = False
     """Subtract it from the rollout's reward before advantages are computed, instead of adding it to the loss."""
+    reference: ReferenceSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare_teacher(cls, values: Any) -> Any:
+        has_teacher = isinstance(values, dict) and values.get("reference") is not None
+        return {"coefficient": 1.0, "estimator": "k1+", **values} if has_teacher else values
+
+    @model_validator(mode="after")
+    def _check_teacher(self) -> Self:
+        if self.reference is not None and self.estimator == "k1" and not self.in_reward:
+            raise ValueError("`estimator: k1` has no gradient in the loss, so nothing is learned; leave it out (`k1+`)")
+        return self
 
 
 class MismatchSettings(FrozenModel):
     """Correction for logprobs that differ between engine and trainer. The mismatch is measured in any case."""
 
-    truncate: Literal["token", "sequence"] | None = None
+    truncate: Literal["auto", "token", "sequence", "never"] = "auto"
     """Weights tokens by the ratio of trainer to engine probability, of the token or of its whole sequence (truncated
-    importance sampling)."""
+    importance sampling). `auto` is `token` where the mean difference of logprobs is above 0.001 nats in a micro-batch,
+    unless `reject` is set."""
     cap: PositiveFloat = 2.0
     """The largest such weight."""
     reject: Literal["token", "sequence", "geometric"] | None = None
@@ -126,9 +159,14 @@ class AlgorithmSettings(FrozenModel):
         """Whether a rollout's advantage is 0 without others of its task."""
         return self.name not in ("reinforce_pp", "sft") and self.credit.kind not in ("scores", "gae")
 
+    @property
+    def distills(self) -> bool:
+        """Whether a teacher's KL trains by itself, whatever the rewards are."""
+        return self.kl.reference is not None and self.kl.coefficient > 0 and not self.kl.in_reward
+
     @model_validator(mode="after")
     def _check_proximal(self) -> Self:
-        if self.ratio == "proximal" and self.mismatch.truncate is None:
+        if self.ratio == "proximal" and self.mismatch.truncate in ("never", "auto"):
             raise ValueError(
                 "`ratio: proximal` needs `mismatch.truncate`, which weighs stale tokens; set it to `token`"
             )

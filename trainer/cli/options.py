@@ -158,4 +158,5 @@ EnvironmentOption = Annotated[
     str | None,
     typer.Option(metavar=ENVIRONMENT_FORMS, help="An environment of another framework; see `mtrl-train env`."),
 ]
+OverrideWords = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/NAME.")]

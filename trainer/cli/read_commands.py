@@ -1,4 +1,4 @@
-"""Commands that show a run in the terminal: `show`, `why` and `plot`."""
+"""Commands that show runs in the terminal: `show`, `why`, `plot` and `compare`."""
 
 from __future__ import annotations
 
@@ -70,6 +70,31 @@ def plot(
 
     with report_errors():
         plot_run(run, out, Console())
+
+
+@app.command(rich_help_panel=RUN_PANEL)
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A run that was evaluated, or a folder with rollouts.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another one, on the same tasks.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every task that changed.")] = False,
+) -> None:
+    """Compare two evaluations task by task: which tasks flipped, the difference with its interval, and a p-value.
+
+    mtrl-train compare runs/a runs/b                                        after training, sampled and greedy
+
+    mtrl-train compare runs/a/eval/sampled_before runs/a/eval/sampled       any two evaluations
+    """
+    from rich.console import Console
+
+    from trainer.view.task_outcomes import compare_runs, print_comparison, to_json
+
+    with report_errors():
+        comparisons = compare_runs(first, second)
+        if json:
+            sys.stdout.write(to_json(comparisons) + "\n")
+            return
+        for name, comparison in comparisons.items():
+            print_comparison(name, comparison, Console())
 
 
 def _load_decoder(run: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,11 +10,12 @@ import typer
 
 from gateway.errors import ConfigError
 from trainer.cli.errors import report_errors
-from trainer.cli.options import RUN_PANEL, EnvironmentOption, McpOption, RunFolder, ToolsOption, app
+from trainer.cli.options import RUN_PANEL, EnvironmentOption, McpOption, OverrideWords, RunFolder, ToolsOption, app
 
 
 @app.command()
 def check(
+    overrides: OverrideWords = None,
     tools: ToolsOption = "tool_configs",
     mcp: McpOption = None,
     model: Annotated[Path | None, typer.Option(metavar="PATH", help="A model's folder, to check it as well.")] = None,
@@ -36,20 +38,20 @@ def check(
         if model is not None or data is not None:
             raise typer.BadParameter("--config names the model and the data: leave --model and --data out")
         with report_errors():
-            if not anyio.run(_check_run_file, config):
+            if not anyio.run(_check_run_file, config, overrides or ()):
                 raise typer.Exit(1)
         return
 
     from trainer.check import check as run_checks
-    from trainer.cli.run_file import load_settings
-    from trainer.rollout.settings import RolloutSettings, TemplateSettings
+    from trainer.cli.run_file import fetch_model, load_settings
+    from trainer.rollout.settings import RolloutSettings
 
     with report_errors():
         values: dict[str, Any] = {"tools": tools, "mcp": mcp, "model": model or Path(), "out": Path()}
         named = {"environment": environment, "data": data if data is not None or environment else ""}
         values |= {name: value for name, value in named.items() if value is not None}
-        template = TemplateSettings(parser=parser)
-        settings = load_settings(RolloutSettings, None, {**values, "template": template})
+        values["template"] = {"parser": parser}
+        settings = fetch_model(load_settings(RolloutSettings, None, values, overrides=overrides or ()))
     passed: list[bool] = []
 
     async def main() -> None:
@@ -61,23 +63,25 @@ def check(
         raise typer.Exit(1)
 
 
-async def _check_run_file(config: str) -> bool:
+async def _check_run_file(config: str, words: Sequence[str]) -> bool:
     """Lets the run's agent play a rollout, or plays scripted ones."""
     from rich.console import Console
 
-    from trainer.cli.run_file import find_run_file, load_settings
+    from trainer.cli.run_file import fetch_model, find_run_file, load_settings
     from trainer.train.dry_run import dry_run
     from trainer.train.settings import TrainSettings
 
-    settings = load_settings(TrainSettings, find_run_file(config), {})
+    settings = fetch_model(load_settings(TrainSettings, find_run_file(config), {}, overrides=words))
     trial = next((trial for part in settings.parts if (trial := part.find_trial())), dry_run)
     return await trial(settings, Console())
 
 
 @app.command()
 def rollout(
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")] = None,
-    model: Annotated[Path | None, typer.Option(metavar="PATH", help="A model's folder.")] = None,
+    overrides: OverrideWords = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="A model's folder, or org/name of the hub.")
+    ] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks: JSONL, parquet, or a dataset.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the rollouts, such as runs/NAME.")] = None,
     tools: Annotated[str | None, typer.Option(metavar="DIR|URL", help="Default: tool_configs")] = None,
@@ -99,12 +103,11 @@ def rollout(
         "engine": engine, "n": n, "rows": rows, "seed": seed, "environment": environment, "record": record,
     }  # fmt: skip
     with report_errors():
-        from trainer.cli.run_file import load_settings
+        from trainer.cli.run_file import fetch_model, load_settings
         from trainer.collect_rollouts import collect_rollouts
         from trainer.rollout.settings import RolloutSettings
 
-        settings = load_settings(RolloutSettings, config, options, overrides=overrides or ())
-
+        settings = fetch_model(load_settings(RolloutSettings, config, options, overrides=overrides or ()))
         console = Console()
         scored = anyio.run(collect_rollouts, settings, console)
         run = settings.out

@@ -18,6 +18,7 @@ from gateway.errors import ConfigError, ConfigErrors
 from trainer.cli.errors import NAMED_PATHS, RUN_FILE
 from trainer.cli.meant_settings import MEANT_SETTINGS
 from trainer.cli.options import find_jobs
+from trainer.hub import HUB_NAME, find_model
 
 BESIDE = ("./", "../")
 """How a path begins that is seen from the run file's folder."""
@@ -68,7 +69,7 @@ def load_settings(
     if file is not None:
         content = {name: _find_beside(value, file.parent, name) for name, value in content.items()}
     values = {**content, **{name: value for name, value in options.items() if value is not None}}
-    values = _override(values, overrides)
+    values = override_settings(values, overrides)
     _remember_texts(content)
     try:
         return kind.model_validate(values)
@@ -78,7 +79,16 @@ def load_settings(
         raise ConfigErrors([_name_option(_name_meant(detail), options) for detail in errors]) from error
 
 
-def _override(values: dict[str, Any], words: Iterable[str]) -> dict[str, Any]:
+def fetch_model(settings: Settings) -> Settings:
+    """The settings with the model's folder in place of its name on the hub."""
+    given: Any = settings
+    if not HUB_NAME.fullmatch(str(given.model)):
+        return settings
+    folder = find_model(given.model, with_code=given.trust_remote_code)
+    return settings.model_copy(update={"model": type(given.model)(folder)})
+
+
+def override_settings(values: dict[str, Any], words: Iterable[str]) -> dict[str, Any]:
     """The settings with those of words such as `update.lr=1e-4`, whose values are YAML."""
     values = deepcopy(values)
     for word in words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from gateway.errors import ConfigError
 from trainer.cli.errors import report_errors
-from trainer.cli.options import app
+from trainer.cli.options import OverrideWords, app
 from trainer.cli.rank_command import keep_exit_code
 from trainer.cli.train_command import prepare_run
 
@@ -34,6 +35,7 @@ OF_THE_RUN = (
 
 @app.command()
 def sft(
+    overrides: OverrideWords = None,
     data: Annotated[
         str | None, typer.Option(metavar="FILE", help="Traces: JSONL, parquet, or a dataset of the hub.")
     ] = None,
@@ -78,7 +80,7 @@ def sft(
         if (data is None) == (from_run is None) and not (config and source is None):
             raise ConfigError("name either --data or --from", remedy="mtrl-train sft --data FILE --model PATH")
         values = _run_values(from_run) if from_run is not None else {}
-        return _load(config, values, given | {"data": source}, traces, (epochs, steps, lr, ranks))
+        return _load(config, values, given | {"data": source}, traces, (epochs, steps, lr, ranks), overrides or ())
 
     with keep_exit_code(), report_errors(), prepare_run(load, dry_run=dry_run) as run:
         if run is not None:
@@ -99,6 +101,7 @@ def _load(
     given: dict[str, Any],
     traces: dict[str, Any],
     numbers: tuple[float, int | None, float | None, int | None],
+    words: Sequence[str],
 ) -> tuple[TrainSettings, str]:
     """The settings, whose steps are counted by the number of traces, and the run's name."""
     from trainer.cli.run_file import find_run_file, load_settings, read_run_file
@@ -118,8 +121,8 @@ def _load(
         options["distributed"] = (content.get("distributed") or {}) | {"ranks": ranks}
     if steps is not None:
         options["steps"] = steps
-    settings = load_settings(TrainSettings, file, options)
-    if "steps" not in options and "steps" not in content and settings.sft is not None:
+    settings = load_settings(TrainSettings, file, options, overrides=words)
+    if not {"steps"} & {*options, *content, *(word.partition("=")[0] for word in words)} and settings.sft is not None:
         count = len(load_traces(settings, settings.data, TraceOptions(**settings.sft.model_dump())))
         settings = settings.model_copy(update={"steps": max(1, ceil(count * epochs / settings.prompts))})
     return settings, "sft"

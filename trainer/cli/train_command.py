@@ -21,6 +21,7 @@ from trainer.cli.options import (
     RUN_PANEL,
     TRAIN_OPTIONS,
     TRAIN_PANEL,
+    OverrideWords,
     RunFolder,
     TrainOption,
     TrainOptions,
@@ -74,7 +75,9 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
     context: typer.Context,
     tools: Annotated[str | None, model_option("Tools. Default: tool_configs, or the demo's", "DIR|URL")] = None,
     mcp: Annotated[Path | None, model_option("MCP servers. Default: mcp_servers.json beside --tools", "FILE")] = None,
-    model: Annotated[str | None, model_option("A Hugging Face model's folder. Default: a tiny model", "PATH")] = None,
+    model: Annotated[
+        str | None, model_option("A folder, or org/name of the hub. Default: a tiny model", "PATH")
+    ] = None,
     data: Annotated[str | None, model_option("Tasks: JSONL, parquet, or a dataset. Default: a demo", "FILE")] = None,
     environment: Annotated[str | None, model_option("gymnasium:NAME, textarena:NAME, openenv:URL ...", "NAME")] = None,
     config: Annotated[str | None, model_option("YAML with all settings, or the name of a job", "FILE|JOB")] = None,
@@ -143,9 +146,16 @@ def prepare_run(
 ) -> Iterator[Callable[[], None] | None]:
     """What trains the job whose settings and name are loaded, as the leader or as another rank; None if it was only to
     be checked. Afterwards, prints the next commands."""
+
+    def load_with_model() -> tuple[TrainSettings, str]:
+        from trainer.cli.run_file import fetch_model
+
+        settings, name = load()
+        return fetch_model(settings), name
+
     if is_other_rank() and not dry_run:
-        follow_and_exit(load)
-    settings, name = load()
+        follow_and_exit(load_with_model)
+    settings, name = load_with_model()
     # Errors in settings are reported before torch is imported, which is slow.
     import anyio
     from rich.console import Console
@@ -271,21 +281,45 @@ def _use_demo_tools(settings: TrainSettings) -> TrainSettings:
     return settings.model_copy(update={"tools": DEMO}) if missing and settings.data == DEMO else settings
 
 
+EVALUATED = (
+    "concurrency", "engine", "engine_dtype", "evaluation", "limits", "mcp", "result_limit", "reward", "sampling",
+    "seed", "serving", "stepper", "stepper_args", "system", "template", "tools",
+)  # fmt: skip
+"""Settings that an evaluation of a run reads, besides its model and columns."""
+
+
 @app.command("eval", rich_help_panel=RUN_PANEL)
 def evaluate(
     run: RunFolder,
+    overrides: OverrideWords = None,
     rows: Annotated[int | None, typer.Option(help="Number of tasks. Default: the run's setting")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Other tasks than the run's.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Sampled tries of each task: pass@k and pass^k.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare success before and after training, sampled and greedy, by kind of task, with 95 % intervals."""
+    """Compare success before and after training, sampled and greedy, by kind of task, with 95 % intervals.
+
+    mtrl-train eval runs/NAME limits.rollout_tokens=8192 sampling.temperature=0.7   under other settings than the run's
+    """
     import anyio
     from rich.console import Console
 
+    from trainer.cli.run_file import load_settings
     from trainer.train.evaluate import compare_run
+    from trainer.train.run_folder import load_run_settings
+    from trainer.train.settings import TrainSettings
 
     async def main() -> None:
-        comparison = await compare_run(run, rows, data, Console(stderr=True))
+        changed, words = None, overrides or []
+        for word in words:
+            if (section := word.partition("=")[0].partition(".")[0]) not in EVALUATED:
+                remedy = f"set one of {', '.join(EVALUATED)}"
+                raise ConfigError(f"an evaluation does not read `{section}`", field=word, remedy=remedy)
+        words = [*words, *([] if k is None else [f"evaluation.k={k}"])]
+        if words:
+            saved = load_run_settings(run).model_dump()
+            changed = load_settings(TrainSettings, None, saved, overrides=words), words
+        comparison = await compare_run(run, rows, data, Console(stderr=True), changed=changed)
         if json:
             sys.stdout.write(comparison.json + "\n")
         else:

@@ -5,9 +5,10 @@ Which stage is active depends only on the steps and success rates so far, so tha
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from random import Random
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -82,6 +83,8 @@ class Curriculum(FrozenModel):
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)] = (Stage(),)
     shuffle: bool = True
     """Shuffles rows again in each epoch; otherwise they come in the order of the data."""
+    prefer_learnable: bool = False
+    """Passes over most tasks that the policy nearly always or never solves, by its latest tries of them."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -120,6 +123,43 @@ class Curriculum(FrozenModel):
         return errors
 
 
+LEARNABLE = 0.5
+"""Tasks that teach at least so much of what an untried one does, count as learnable."""
+LEAST_DRAWN = 0.1
+"""The chance at which a task is drawn from which nothing seems to be learned: the policy changes."""
+
+
+class TaskOutcomes:
+    """What the tries of each task lead to expect: a Beta posterior, in which each group counts half of the next one."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, tuple[float, float]] = {}
+        """The successes and failures of each task that was tried."""
+
+    def record(self, task: str, succeeded: int, tried: int) -> None:
+        """Counts a group's tries."""
+        before = self.counts.get(task, (0.0, 0.0))
+        self.counts[task] = before[0] / 2 + succeeded, before[1] / 2 + tried - succeeded
+
+    def learnability(self, task: str) -> float:
+        """The expected variance of the task's success, as a share of an untried one's; at most 1."""
+        successes, failures = (1 + count for count in self.counts.get(task, (0.0, 0.0)))
+        total = successes + failures
+        return min(1.0, 6 * successes * failures / (total * (total + 1)))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """How many tried tasks are of each kind."""
+        kinds = Counter(map(self._classify, self.counts))
+        return {f"tasks/{kind}": float(kinds[kind]) for kind in ("learnable", "solved", "hopeless")}
+
+    def _classify(self, task: str) -> str:
+        if self.learnability(task) >= LEARNABLE:
+            return "learnable"
+        successes, failures = self.counts[task]
+        return "solved" if successes > failures else "hopeless"
+
+
 class TaskDraw(NamedTuple):
     """A drawn task, with its data and its number in the order of that data."""
 
@@ -138,6 +178,7 @@ class TaskStream(Iterator[Task]):
         """`data` has the tasks that stages name, and under None those of stages that name none."""
         self.curriculum, self.progress = curriculum, CurriculumProgress()
         names = dict.fromkeys(stage.data for stage in curriculum.stages)
+        self.outcomes, self._seed = TaskOutcomes(), seed
         shuffle_seed = seed if curriculum.shuffle else None
         self._samplers = {name: TaskSampler(data[name], seed=shuffle_seed) for name in names}
         self._open: dict[tuple[str | None, int], None] = {}
@@ -160,9 +201,20 @@ class TaskStream(Iterator[Task]):
             self._repeated.remove(repeated)
             number, task = repeated[1], self._samplers[source].task_at(repeated[1])
         else:
-            number, task = self._samplers[source].drawn, next(self._samplers[source])
+            number, task = self._draw_next(source)
         self._open[source, number] = None
         return TaskDraw(source, number, self.stage.apply(task))
+
+    def _draw_next(self, source: str | None) -> tuple[int, Task]:
+        """The next task in order, of which some may be passed over; which ones depends on the seed and on outcomes."""
+        sampler = self._samplers[source]
+        while True:
+            number, task = sampler.drawn, next(sampler)
+            draw = Random(f"{self._seed}/{source}/{number}")  # noqa: S311 - not security-relevant
+            if not self.curriculum.prefer_learnable or draw.random() < max(
+                LEAST_DRAWN, self.outcomes.learnability(task.id)
+            ):
+                return number, task
 
     def mark_done(self, draws: Iterable[TaskDraw]) -> None:
         """Closes draws, which are then not repeated after a resume."""
@@ -178,10 +230,11 @@ class TaskStream(Iterator[Task]):
         """The stream's state as a JSON value, for `restore`."""
         drawn = [[name, sampler.drawn] for name, sampler in self._samplers.items()]
         open_draws = [*map(list, self._open), *map(list, self._repeated)]
-        return {**asdict(self.progress), "drawn": drawn, "open": open_draws}
+        return {**asdict(self.progress), "drawn": drawn, "open": open_draws, "outcomes": self.outcomes.counts}
 
     def restore(self, position: Mapping[str, Any]) -> None:
         self.progress = CurriculumProgress(position["stage"], tuple(position["recent"]))
+        self.outcomes.counts = {task: (yes, no) for task, (yes, no) in position.get("outcomes", {}).items()}
         for name, drawn in position["drawn"]:
             self._samplers[name].drawn = drawn
         self._repeated = deque((name, number) for name, number in position.get("open", ()))

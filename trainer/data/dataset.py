@@ -20,12 +20,14 @@ from gateway.bounded_json import JsonDepthError
 from gateway.errors import ConfigError
 from gateway.line_file import iterate_lines, parse_json_line
 from trainer.data.row_media import Row, to_plain
+from trainer.hub import announce
 
-HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(:(?P<subset>[\w.-]+))?")
+HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?(:(?P<subset>[\w.-]+))?")
 MAX_ROW_BYTES = 64 << 20
 """The longest line of a JSONL file, unless the settings name another."""
 SUPPORTED_SOURCES = (
-    "a .jsonl file, a .parquet file, a folder that `save_to_disk` wrote, or a data set's name as `org/name:subset`"
+    "a .jsonl file, a .parquet file, a folder that `save_to_disk` wrote, or a data set's name as "
+    "`org/name@revision:subset`"
 )
 
 
@@ -215,11 +217,14 @@ def _open_hub_dataset(source: str, split: str) -> RowSource:
     if match is None:
         raise ConfigError("there is no such file or folder", file=source, remedy=f"name {SUPPORTED_SOURCES}")
     import datasets  # slow to import, and needed only here
+    from huggingface_hub import constants as hub
 
     try:
-        dataset = datasets.load_dataset(match["name"], match["subset"], split=split)
+        announce(f"data set {source}: from {hub.ENDPOINT}, unless it was fetched before")
+        dataset = datasets.load_dataset(match["name"], match["subset"], split=split, revision=match["revision"])
     except Exception as error:  # boundary: the network, the hub and the library may fail in any way
-        problem = f"is not a file or folder here, and no data set of this name can be loaded ({_first_line(error)})"
+        cause = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else _first_line(error)
+        problem = f"is not a file or folder here, and no data set of this name can be loaded ({cause})"
         raise ConfigError(problem, file=source, remedy=f"name {SUPPORTED_SOURCES}") from error
     return _open_split(dataset, source, Path(), split)
 

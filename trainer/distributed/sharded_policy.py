@@ -31,11 +31,11 @@ from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.logprobs import LogprobReader, LogprobSource
+from trainer.policy.master_weights import compute_dtype
 from trainer.policy.policy import (
     STATE_FILE,
     Policy,
     WithoutAdapters,
-    compute_dtype,
     loading_checkpoint,
     select_trained_weights,
 )
@@ -102,8 +102,7 @@ class ShardedPolicy(Policy):
 
         model = build_sharded_model(folder, ranks, self._dtype, prepare)
         super().__init__(model, settings, folder, image_processor)
-        if reason := self.logprob_reader.fallback_reason:
-            raise PolicyError(f"the model cannot be split over {ranks.size} ranks: {reason}", SPLIT_REMEDY)
+        self._require_shared_prefixes(self.logprob_reader)
 
     @classmethod
     def open(
@@ -121,11 +120,18 @@ class ShardedPolicy(Policy):
         """None: this rank has only a part of it."""
         return None
 
-    def load_reference(self) -> LogprobSource:
-        if self.settings.lora:
+    def load_reference(self, teacher: Path | None = None) -> LogprobSource:
+        if self.settings.lora and teacher is None:
             return WithoutAdapters(self)
-        model = self._build_model(lambda model: model.requires_grad_(False))
-        return LogprobReader(model, self.settings.logits_chunk, self._dtype, self.image_processor)
+        model = self._build_model(lambda model: model.requires_grad_(False), teacher)
+        reader = LogprobReader(model, self.settings.logits_chunk, self._dtype, self.image_processor)
+        self._require_shared_prefixes(reader)
+        return reader
+
+    def _require_shared_prefixes(self, reader: LogprobReader) -> None:
+        if reader.fallback_reason:
+            problem = f"the model cannot be split over {self.ranks.size} ranks: {reader.fallback_reason}"
+            raise PolicyError(problem, SPLIT_REMEDY)
 
     def gather_weights(self) -> Mapping[str, Tensor]:
         """The whole weights with adapters merged, one after the other; empty on other ranks than 0."""
@@ -255,8 +261,9 @@ class ShardedPolicy(Policy):
             self.critic.scatter_state(state.get("critic", {}))
         self.steps = state["steps"]
 
-    def _build_model(self, prepare: Callable[[PreTrainedModel], object]) -> PreTrainedModel:
-        return build_sharded_model(self._source, self.ranks, self._dtype, lambda model: _ignore(prepare(model)))
+    def _build_model(self, prepare: Callable[[PreTrainedModel], object], folder: Path | None = None) -> PreTrainedModel:
+        source = folder or self._source
+        return build_sharded_model(source, self.ranks, self._dtype, lambda model: _ignore(prepare(model)))
 
     def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
         def freeze_head(model: PreTrainedModel) -> None:

@@ -187,6 +187,9 @@ class LogprobReader:
         self.model, self.chunk, self.dtype, self._image_processor = model, chunk, dtype, image_processor
         self._language_model = language_model_of(model)
         original_attention = self._language_model.config._attn_implementation
+        if original_attention == ATTENTION_NAME:  # Of another reader of this model.
+            original_attention = "eager"
+            self._language_model.set_attn_implementation(original_attention)
         register_attention()
         self.one_kernel = device_of(model).type == "cuda"
         """Whether attention over a forest is one kernel; otherwise it works on blocks."""

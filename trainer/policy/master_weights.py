@@ -13,6 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainer.policy.settings import UpdateSettings
+
+
+def compute_dtype(settings: UpdateSettings, device: torch.device) -> torch.dtype:
+    """What the model computes in."""
+    if settings.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
+
 
 class MasterWeights:
     """The masters of a module's trained weights; where it computes in float32, these are the weights themselves."""

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.engine.sglang.launch import on_cpu
 from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
 from trainer.engine.torch.dense_model import unsupported_reason
 from trainer.engine.torch.kv_cache import KVCache
 from trainer.engine.torch.torch_engine import CACHE_BYTES
 from trainer.engine.torch.weights import Holding
 from trainer.engines import can_use_sglang
+from trainer.policy.master_weights import compute_dtype
 from trainer.policy.memory_parts import (
     GIB,
     LOADED,
@@ -45,8 +47,8 @@ HEAP_BYTES = 2**25
 HEAP_SLACK = 1.75
 """The freed memory that the heap keeps, as a multiple of a layer's activations: measured with 4,096 tokens of a small
 model, with and without checkpointing and adapters, beside the same passes with a threshold of 1 MiB."""
-LOGITS_COPIES = 4
-"""Copies of a chunk's logits in a forward pass."""
+LOGITS_COPIES = 3
+"""Copies of a chunk's logits in a pass: before and after the exponential, and one in the model's dtype."""
 TIED_GRADIENTS = 3
 """Gradients of an embedding that is the head, too, at the end of a backward pass: one of each use, and their sum, which
 is then added to that of earlier passes."""
@@ -70,11 +72,12 @@ def plan_memory(
     algorithm: AlgorithmSettings | None = getattr(settings, "algorithm", None)
     generating, tokens = settings.concurrency.running_requests, settings.limits.rollout_tokens
     holding, positions = _embedded_holding(settings, model, ranks), tokens
+    server_bytes = FLOAT_BYTES if is_embedded(settings) else _server_bytes(settings)
     if is_embedded(settings) and not unsupported_reason(model):
         positions = KVCache.planned_length(tokens)
-    kv_bytes = generating * positions * kv_bytes_per_token(model)
+    kv_bytes = generating * positions * kv_bytes_per_token(model) * server_bytes // FLOAT_BYTES
     parts = [
-        _engine_weights(model, holding),
+        _engine_weights(model, holding, server_bytes),
         MemoryPart("keys and values", kv_bytes, FEWER_SEQUENCES, during=_cache_phases(holding)),
     ]
     if update and algorithm:
@@ -114,9 +117,9 @@ def _plan_rank(
 ) -> tuple[list[MemoryPart], list[MemoryPart]]:
     """A rank's share of the training state, and its passes over rows."""
     longest = max(update.micro_batch_tokens, tokens)
-    state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm)]
+    state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm, shards)]
     if is_offloaded and torch.cuda.is_available():
-        state = list(_offloaded(state, model))
+        state = list(_offloaded(state, model, computed_bytes(update)))
     passes = plan_update_pass(
         model, update.model_copy(update={"logits_chunk": min(update.logits_chunk, longest)}), longest
     )
@@ -148,16 +151,29 @@ def _embedded_holding(settings: BaseRolloutSettings, model: Any, ranks: int) -> 
         return "copied"
     update: UpdateSettings | None = getattr(settings, "update", None)
     can_share = update is not None and not update.lora and ranks == 1 and is_synchronous(settings)
+    can_share = can_share and computed_bytes(update) == FLOAT_BYTES
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parameters = weight_bytes(model) // FLOAT_BYTES
     return choose_holding(settings.engine_dtype, parameters, largest_matrix(model), device=device, can_share=can_share)
 
 
-def _engine_weights(model: Any, holding: Holding) -> MemoryPart:
+def _engine_weights(model: Any, holding: Holding, server_bytes: int) -> MemoryPart:
     if holding == "shared":
         return MemoryPart("weights of the engine", 0, note=" (shared with the trainer)")
-    share = 2 if holding == "bfloat16" else 1
-    return MemoryPart("weights of the engine", weight_bytes(model) // share)
+    width = 2 if holding == "bfloat16" else server_bytes
+    return MemoryPart("weights of the engine", weight_bytes(model, width))
+
+
+def _server_bytes(settings: BaseRolloutSettings) -> int:
+    """Bytes of a number in servers: on a GPU they compute in a 16-bit type, unless they are told otherwise."""
+    options = " ".join(settings.serving.options).replace("=", " ")
+    return FLOAT_BYTES if on_cpu(settings.serving.options) or "--dtype float32" in options else 2
+
+
+def computed_bytes(update: UpdateSettings | None) -> int:
+    """Bytes of a number that a pass of the trainer's model computes."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return compute_dtype(update, device).itemsize if update else FLOAT_BYTES
 
 
 def is_embedded(settings: BaseRolloutSettings) -> bool:
@@ -181,20 +197,21 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
     if vision_bytes:
         remedy += " or `update.freeze_vision: true`"
         note = f" (plus {vision_bytes / 2**20:.2g} MiB in the vision encoder for each image token)"
+    width = computed_bytes(update)
     logits = FLOAT_BYTES * update.logits_chunk * config.vocab_size
-    # The forward pass has several of these; the backward pass has one and the gradient of the head, which it keeps.
-    gradients = 0 if update.lora else FLOAT_BYTES * config.hidden_size * config.vocab_size
+    # A backward pass has the gradient of the head, too, which it keeps.
+    gradients = 0 if update.lora else width * config.hidden_size * config.vocab_size
     return [
         MemoryPart(
             f"a pass over {tokens} tokens",
-            FLOAT_BYTES * tokens * kept,
+            width * tokens * kept,
             f"{remedy}; a single rollout is never split",
             ("pass",),
             note,
         ),
         MemoryPart(
             f"logits of {update.logits_chunk} tokens",
-            max(LOGITS_COPIES * logits, logits + gradients * (1 if update.logits_chunk >= tokens else 2)),
+            LOGITS_COPIES * logits + gradients,
             LOWER_CHUNK,
             ("pass",),
         ),
@@ -206,7 +223,7 @@ def plan_embedding_gradients(model: Any, update: UpdateSettings) -> Iterator[Mem
     if update.lora:
         return
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    size = FLOAT_BYTES * embedding.numel() * (TIED_GRADIENTS if embedding is head else 1)
+    size = computed_bytes(update) * embedding.numel() * (TIED_GRADIENTS if embedding is head else 1)
     yield MemoryPart("copies of the embedding's gradient", size, USE_LORA, ("end of a pass",))
 
 
@@ -241,31 +258,45 @@ def vision_bytes_per_token(model: Any, update: UpdateSettings) -> int:
     kept = sum(map(sum, linear))
     if update.gradient_checkpointing:
         kept = kept // config.depth + config.depth * linear[0][0]
-    return FLOAT_BYTES * int(config.spatial_merge_size) ** 2 * kept
+    return computed_bytes(update) * int(config.spatial_merge_size) ** 2 * kept
 
 
-def plan_training(model: Any, update: UpdateSettings, algorithm: AlgorithmSettings) -> Iterator[MemoryPart]:
-    """The memory of weights, gradients and optimizer, and of a reference and a critic if there are some."""
-    weights = weight_bytes(model)
-    yield MemoryPart("weights", weights)
+def plan_training(
+    model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int = 1
+) -> Iterator[MemoryPart]:
+    """The memory of weights, gradients and optimizer, and of a reference and a critic if there are some.
+
+    A model that computes in bfloat16 has float32 masters of what is trained; ranks have all in float32, and round what
+    they gather.
+    """
+    weights, width = weight_bytes(model), computed_bytes(update) if shards == 1 else FLOAT_BYTES
+    rounded = 0 if width == FLOAT_BYTES else weight_bytes(model, width)
     if update.lora:
-        adapters = 4 * FLOAT_BYTES * count_adapter_parameters(model, update)
+        yield MemoryPart("weights", rounded or weights)
+        adapters = (4 * FLOAT_BYTES + (width if rounded else 0)) * count_adapter_parameters(model, update)
         yield MemoryPart("adapters", adapters, "lower `update.lora.rank`")
-        merged = FLOAT_BYTES * sum(layer.weight.numel() for layer in find_adapted_layers(model, update))
+        merged = width * sum(layer.weight.numel() for layer in find_adapted_layers(model, update))
         yield MemoryPart("merged weights for the engine", merged, during=("publishing",))
     else:
+        yield MemoryPart("weights", weights + rounded)
         yield MemoryPart("gradients", weights, USE_LORA, UPDATE)
         yield MemoryPart("optimizer", FLOAT_BYTES * _optimizer_numbers(model, update), USE_LORA, LOADED)
-        yield MemoryPart("copies in the optimizer", _optimizer_copies(model), USE_LORA, ("optimizer step",))
-        if algorithm.kl.coefficient:
-            yield MemoryPart("reference", weights, f"{USE_LORA}, or `algorithm.kl.coefficient: 0`")
+        copies = _optimizer_copies(model) if update.optimizer == "muon" else 0
+        yield MemoryPart("copies in the optimizer", copies, USE_LORA, ("optimizer step",))
+        if algorithm.kl.coefficient and not algorithm.kl.reference:
+            yield MemoryPart("reference", rounded or weights, f"{USE_LORA}, or `algorithm.kl.coefficient: 0`")
+    if algorithm.kl.coefficient and (reference := algorithm.kl.reference) and reference.model:
+        teacher = weight_bytes(load_meta_model(Path(reference.model)), width)
+        yield MemoryPart("teacher", teacher, "serve it, and name the server (`algorithm.kl.reference.url`)")
     if update.critic:
         yield MemoryPart(
-            "critic", 4 * weights, "set `algorithm.credit.kind` to another kind than `gae`, without `update.critic`"
+            "critic",
+            4 * weights + rounded,
+            "set `algorithm.credit.kind` to another kind than `gae`, without `update.critic`",
         )
 
 
-def _offloaded(training: Sequence[MemoryPart], model: Any) -> Iterator[MemoryPart]:
+def _offloaded(training: Sequence[MemoryPart], model: Any, width: int) -> Iterator[MemoryPart]:
     """What a GPU has of a training whose weights are in the host's memory: those that a pass is about to use."""
     host = sum(part.size for part in training)
     yield MemoryPart("weights", 0, note=f" (training takes {host / GIB:.2f} GiB of the host's memory)")
@@ -273,7 +304,7 @@ def _offloaded(training: Sequence[MemoryPart], model: Any) -> Iterator[MemoryPar
     around = sum(size for name, size in numbers.items() if ".layers." not in name)
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     layer = (sum(numbers.values()) - around) // layers
-    yield MemoryPart("gathered layers", FLOAT_BYTES * (around + GATHERED_LAYERS * layer), during=("pass",))
+    yield MemoryPart("gathered layers", width * (around + GATHERED_LAYERS * layer), during=("pass",))
 
 
 def _optimizer_numbers(model: Any, update: UpdateSettings) -> int:
@@ -286,17 +317,18 @@ def _optimizer_numbers(model: Any, update: UpdateSettings) -> int:
 
 
 def _optimizer_copies(model: Any) -> int:
-    """Bytes of the copies that an optimizer step makes: on a CPU two of one weight, on a GPU of all at once."""
+    """Bytes of the copies that a step of Muon makes: on a CPU two of one weight, on a GPU of all at once. AdamW is
+    fused, and makes none."""
     if torch.cuda.is_available():
         return weight_bytes(model)
     largest: int = max(value.numel() for value in model.parameters())
     return 2 * FLOAT_BYTES * largest
 
 
-def weight_bytes(model: Any) -> int:
-    """Bytes of the weights in float32."""
+def weight_bytes(model: Any, width: int = FLOAT_BYTES) -> int:
+    """Bytes of the weights, by default in float32."""
     numbers: int = sum(parameter.numel() for parameter in model.parameters())
-    return FLOAT_BYTES * numbers
+    return width * numbers
 
 
 def kv_bytes_per_token(model: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,8 +14,10 @@ from trainer.policy.memory_parts import GIB, MemoryPart, MemoryPlan
 from trainer.policy.memory_plan import is_synchronous, plan_memory
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
 
-SERVER_OVERHEAD = 2 * GIB
-"""Memory of a server besides weights, keys and values: context, CUDA graphs and activations. An estimate."""
+SERVER_SIZES = ((20, 2048, 8), (35, 4096, 48), (60, 4096, 32), (160, 8192, 256), (10**6, 16384, 512))
+"""SGLang's defaults for GPUs below so many GiB: tokens of a prefill, and the largest batch with a CUDA graph."""
+LARGE_GPU, LARGE_RESERVE = 60 * GIB, 10 * GIB
+"""On GPUs above this size, SGLang keeps at least so much free."""
 MAX_FRACTION = 0.9
 """The largest share of the memory that a server is given."""
 MEMORY_FRACTION_FLAG = "--mem-fraction-static"
@@ -67,7 +70,9 @@ def plan_placement(
     everything = plan_memory(settings, folder, available, shards=shards, ranks=ranks)
     if not shares_gpu:
         return Placement("beside", everything)
-    overhead = MemoryPart("the server's overhead", SERVER_OVERHEAD)
+    overhead = MemoryPart(
+        "the server's activations and CUDA graphs", server_reserve(settings.serving.options, everything.available)
+    )
     engine, training = [*everything.parts[:2], overhead], everything.parts[2:]
     resident = [part for part in training if not part.is_transient]
     available = everything.available
@@ -79,9 +84,18 @@ def plan_placement(
     together = requested == "together" or (requested == "auto" and not beside.fits and is_synchronous(settings))
     plan = turns if together else beside
     loaded = sum(part.size for part in training[:1])
-    kept = MemoryPlan(tuple(resident if together else training), available).needed - loaded + SERVER_OVERHEAD
+    kept = MemoryPlan(tuple(resident if together else training), available).needed - loaded + overhead.size
     fraction = min(MAX_FRACTION, 1 - kept / (available - loaded)) if plan.fits else 0.0
     return Placement("together" if together else "beside", plan, fraction)
+
+
+def server_reserve(options: Sequence[str], memory: int) -> int:
+    """What SGLang 0.5 leaves free besides weights, keys and values where no flag says how much, by its own formula."""
+    tokens, batch = next(sizes for limit, *sizes in SERVER_SIZES if memory < limit * GIB)
+    tokens = max(2048, read_flag(options, tokens, "--chunked-prefill-size"))
+    batch = read_flag(options, batch, "--cuda-graph-max-bs")
+    reserve = int((512 + 1.5 * tokens + 2 * batch) * 2**20)
+    return max(reserve, LARGE_RESERVE) if memory > LARGE_GPU else reserve
 
 
 def shares_gpu_with_server(settings: BaseRolloutSettings, trainer_gpus: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from gateway.types import Image
@@ -18,8 +18,8 @@ from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
-from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource, PassPlan
-from trainer.policy.master_weights import MasterWeights
+from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource, PassPlan, language_model_of
+from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
     build_optimizers,
     choose_rates,
@@ -27,6 +27,7 @@ from trainer.policy.optimizers import (
     fill_gradients,
     learning_rate_factor,
 )
+from trainer.policy.prefix_forest import ATTENTION_NAME, forest_attention
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import ONE_RANK, Ranks
 from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
@@ -82,12 +83,28 @@ class Policy:
         self._masters = MasterWeights(model, dtype)
         self.logprob_reader = LogprobReader(model, settings.logits_chunk, dtype, image_processor)
         _configure_checkpointing(model, settings.gradient_checkpointing)
+        if settings.compile:
+            self._compile_layers()
         self._trained = self._masters.named(model.named_parameters())
         self._optimizers = build_optimizers(self._trained.items(), settings, self._muon)
         self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
 
     def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
         return Critic(copy.deepcopy(self.model), settings, self.settings, dtype, self.image_processor)
+
+    def _compile_layers(self) -> None:
+        """Compiles decoder layers, once for all lengths. Attention over a forest is left out: it has its own kernel."""
+        if self.ranks.size > 1:
+            raise PolicyError("`update.compile` works in one process", "leave it off with `--ranks`")
+        decoder = language_model_of(self.model)
+        layers = getattr(getattr(decoder, "base_model", decoder), "layers", None)
+        if layers is None:
+            kind = self.model.config.model_type
+            raise PolicyError(f"{kind} models have no list of decoder layers to compile", "leave `update.compile` off")
+        uncompiled = torch.compiler.disable(forest_attention)  # type: ignore[no-untyped-call]
+        AttentionInterface.register(ATTENTION_NAME, uncompiled)
+        for layer in layers:
+            layer.compile(dynamic=True)
 
     def _select_trained_weights(self) -> None:
         select_trained_weights(self.model, self.settings, self.image_processor)
@@ -126,14 +143,15 @@ class Policy:
         """Computes the logprob of each id but the first, for comparison with an engine."""
         return self.logprob_reader.compute_logprobs(ids, images)
 
-    def load_reference(self) -> LogprobSource:
-        """The policy before training: without its adapters, or loaded from its folder again."""
-        if self.settings.lora:
+    def load_reference(self, teacher: Path | None = None) -> LogprobSource:
+        """Another model, or the policy before training: without its adapters, or loaded from its folder again."""
+        if self.settings.lora and teacher is None:
             return WithoutAdapters(self)
-        if self.folder is None:
+        folder = teacher or self.folder
+        if folder is None:
             raise PolicyError("the policy was not loaded from a folder, so it has no reference", "pass a reference")
         dtype = self.logprob_reader.dtype
-        model = load_model(self.folder, dtype, self.device).requires_grad_(False)
+        model = load_model(folder, dtype, self.device).requires_grad_(False)
         return LogprobReader(model, self.settings.logits_chunk, dtype, self.image_processor)
 
     def step(self) -> dict[str, float]:
@@ -268,13 +286,6 @@ def select_trained_weights(
         lora.add_adapters(model, settings.lora, frozen)
     elif frozen:
         model.get_submodule(frozen).requires_grad_(False)
-
-
-def compute_dtype(settings: UpdateSettings, device: torch.device) -> torch.dtype:
-    """What the model computes in."""
-    if settings.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
 
 
 def _configure_checkpointing(model: PreTrainedModel, checkpointing: bool) -> None:

@@ -27,6 +27,7 @@ from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
+from trainer.policy.reference import open_reference
 from trainer.policy.settings import PolicyError
 
 
@@ -181,7 +182,7 @@ class PolicyUpdater:
         if not temperature:
             raise PolicyError("training needs sampling at a temperature above 0", "raise `sampling.temperature`")
         self._policy, self._algorithm, self._exact, self._temperature = policy, algorithm, exact, temperature
-        self._reference = (reference or policy.load_reference()) if algorithm.kl.coefficient else None
+        self._reference = (reference or open_reference(policy, algorithm.kl)) if algorithm.kl.coefficient else None
         self._critic: Critic | None = policy.critic if algorithm.credit.kind == "gae" else None
         self._ranks = policy.ranks
         self._proximal = algorithm.ratio == "proximal"
@@ -385,8 +386,8 @@ class PolicyUpdater:
 
     def _report_layers(self, tokens: int) -> AbstractContextManager[None]:
         """Reports the layers of a pass. Not where each sequence has a pass of its own, nor where ranks share weights,
-        which have hooks of their own."""
-        if self._policy.logprob_reader.fallback_reason or self._ranks.size > 1:
+        which have hooks of their own, nor in compiled layers."""
+        if self._policy.logprob_reader.fallback_reason or self._ranks.size > 1 or self._policy.settings.compile:
             return nullcontext()
         progress = PassProgress(self._policy.model, checkpointing=self._policy.settings.gradient_checkpointing)
         passes, passed, total = self._passes, self._passed_tokens, self._total_passes

@@ -118,6 +118,9 @@ class ServingSettings(FrozenModel):
     """What servers get of a model with `update.lora`: `adapters` alone, a small part of the bytes, which slows down
     each token that they generate; or all weights with adapters `merged`. `auto` publishes adapters if the servers take
     them and agree with the trainer."""
+    fp32_head: bool = False
+    """Servers compute logits in float32 (`--enable-fp32-lm-head`): logprobs are nearer to the trainer's, and the head's
+    products, which each token needs, take longer. Unmeasured."""
     in_place: bool = False
     """Generations under way continue on new weights with the KV cache of the old ones; by default they read their
     tokens again."""
@@ -160,7 +163,8 @@ class BaseRolloutSettings(RunSections):
     deterministic: bool | None = None
     """Compute so that a replay, and a resumed run, are the same to the last bit: in the engine `torch`, products whose
     shape does not depend on the rest of the batch, and one thread. By default for models below 20 million parameters,
-    where it costs little; above, whole batches and as many threads as are measured to pay."""
+    where it costs little; above, whole batches and as many threads as are measured to pay. SGLang servers on a GPU,
+    if `true`, run in their deterministic mode, which by SGLang's own account makes tokens a third slower."""
     serving: ServingSettings = ServingSettings()
     stepper: str | None = None
     """A plug-in that runs between two turns instead of tools and feedback: `module:name`, or `folder/plugins.py:name`.

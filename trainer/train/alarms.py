@@ -170,6 +170,8 @@ OUTCOME_PREFIX, TOOL_PREFIX = "engine/outcomes/", "engine/tools/"
 FAILED_OUTCOMES = ("error", "timeout", "unavailable", "unknown")
 MANY_FAILED, MIN_CALLS = 0.3, 20
 """Share of failed calls of a step, of one tool or of all; with fewer calls there is no alarm."""
+MIN_CALLS_EACH, FADED, FADED_STEPS = 0.2, 0.1, 5
+"""Calls a rollout at the start from which their loss is told, the share that is left, and the steps that it is of."""
 LOW_ENTROPY, LOW_ENTROPY_SHARE = 0.02, 0.1
 """Collapsed entropy: in nats per token, and as a share of the entropy at the start."""
 COMPARED_EVALUATIONS = 3
@@ -230,8 +232,9 @@ def check_learning_signal(given: AlarmInput) -> str | None:
             "start with easier tasks (`curriculum`) or a better model (`model`), make more attempts per task (`n`), or"
             " give partial credit (`reward`)"
         )
+    effect = "only the KL term trained" if given.latest.get("update/tokens") else "the step changed nothing"
     return format_alarm(
-        "no group has a learning signal: the rewards within each group are all equal, so the step changed nothing",
+        f"no group has a learning signal: the rewards within each group are all equal, so {effect}",
         cause,
         remedy,
     )
@@ -310,6 +313,21 @@ def _is_failing(outcomes: Mapping[str, float]) -> bool:
     return calls >= MIN_CALLS and _count_failed(outcomes) >= MANY_FAILED * calls
 
 
+def check_tool_use(given: AlarmInput) -> str | None:
+    """Alarms if the policy stops calling tools although many tasks are not solved."""
+    first, now = mean(given.first_steps, "rollout/calls"), mean(list(given.history)[-FADED_STEPS:], "rollout/calls")
+    success = get_finite(given.latest, "success/sampled") or 0.0
+    if first is None or now is None or first < MIN_CALLS_EACH or now > FADED * first or success >= EASY:
+        return None
+    return format_alarm(
+        f"the policy hardly calls tools any more: {now:.2g} calls a rollout, {first:.2g} at the start; {success:.0%}"
+        " succeed",
+        "a guess earns as much as a call, or calls cost more than they earn: they fail, or length is penalised",
+        "look at failed calls and at rewarded rollouts without one (`mtrl-train view`); reward only what needs the"
+        " tool, or go back to an earlier checkpoint with a lower `update.lr`",
+    )
+
+
 def check_entropy(given: AlarmInput) -> str | None:
     """Alarms if the entropy has collapsed."""
     entropy, first = get_finite(given.latest, "entropy"), mean(given.first_steps, "entropy")
@@ -364,8 +382,8 @@ def check_engine_mismatch(given: AlarmInput) -> str | None:
         f"the logprobs of engine and trainer differ: mismatch/kl is {mismatch:.2g} nats per token",
         "the engine samples from another policy than the one that is trained: other weights, other precision, or a"
         " sampling filter",
-        "check that each step's weights reach the engine, and leave `sampling` at its defaults; until then set"
-        " `algorithm.mismatch.truncate: token`",
+        "check that each step's weights reach the engine, and leave `sampling` at its defaults; until then the loss is"
+        " corrected, unless you set `algorithm.mismatch.truncate: never`",
     )
 
 
@@ -455,8 +473,8 @@ def _dropped_share(metrics: Metrics) -> float:
 Alarm = Callable[[AlarmInput], str | None]
 ALARMS: Sequence[Alarm] = (
     check_untrained, check_learning_signal, check_truncation, check_truncation_trend, check_tool_failures,
-    check_entropy, check_reward_against_evaluation, check_engine_mismatch, check_policy_drift, check_lost_rollouts,
-    check_lost_to_tools, check_stale_groups, check_stragglers,
+    check_tool_use, check_entropy, check_reward_against_evaluation, check_engine_mismatch, check_policy_drift,
+    check_lost_rollouts, check_lost_to_tools, check_stale_groups, check_stragglers,
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from itertools import groupby
 
+from anyio import to_thread
 from rich.console import Console
 
 from gateway.errors import ConfigError
@@ -47,7 +48,8 @@ async def dry_run(settings: TrainSettings, console: Console, *, verbose: bool = 
     async with AsyncExitStack() as stack:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
-        findings = [*await check_parts(job.settings, job.gateway), *find_problems(job)]
+        findings = await check_parts(job.settings, job.gateway)
+        findings = [*findings, *await to_thread.run_sync(lambda: list(find_problems(job)))]
         rehearsed, rollout = await _rehearse(job, is_in_order=all(finding.grade != "wrong" for finding in findings))
         findings += rehearsed
         verdict = count_problems(findings, "no problems found")

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import sqrt
@@ -33,8 +33,18 @@ from trainer.storage.run_status import StatusFile, read_status
 from trainer.train.checkpoint import Checkpoint, Checkpoints
 from trainer.train.job import Job, JobObjects, open_job, require_tasks
 from trainer.train.run_folder import load_run_settings, use_start_model
-from trainer.train.settings import EvaluationSettings
+from trainer.train.settings import EvaluationSettings, TrainSettings
 from trainer.view.progress import RolloutProgress
+from trainer.view.task_outcomes import (
+    COMPARED,
+    EVALUATION_FOLDER,
+    OutcomeComparison,
+    Outcomes,
+    bootstrap,
+    count_tries,
+    pass_at_k,
+    pass_hat_k,
+)
 
 GROUP_PREFIX = "e-"
 """Prefix of group names, so that evaluation rollouts are distinct from those of steps."""
@@ -48,6 +58,8 @@ class SuccessRate:
 
     succeeded: int
     tried: int
+    rates: tuple[float, ...] = ()
+    """By task, if tasks were tried several times: tries of one task are alike, so tasks are resampled."""
 
     @property
     def value(self) -> float:
@@ -55,10 +67,13 @@ class SuccessRate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval, which stays within 0 and 1, and is informative for 0 out of 50 too."""
+        """Wilson's 95 % interval, which stays within 0 and 1, and is informative for 0 out of 50 too. With several
+        tries a task, that of a bootstrap over tasks."""
         if not self.tried:
             return 0.0, 1.0
-        square, tried = Z_95**2, self.tried
+        if len(set(self.rates)) > 1:
+            return bootstrap(self.rates)
+        square, tried = Z_95**2, len(self.rates) or self.tried
         middle = (self.value + square / (2 * tried)) / (1 + square / tried)
         half = Z_95 / (1 + square / tried) * sqrt(self.value * (1 - self.value) / tried + square / (4 * tried**2))
         return max(0.0, middle - half), min(1.0, middle + half)
@@ -76,15 +91,26 @@ class Evaluation:
 
     @classmethod
     def from_groups(cls, groups: Sequence[ScoredGroup], lost: int) -> Evaluation:
-        succeeded: dict[str, int] = {}
-        tried: dict[str, int] = {}
+        kinds: dict[str, list[ScoredGroup]] = {}
         for group in groups:
-            kind = group.task.kind
-            tried[kind] = tried.get(kind, 0) + len(group.scored)
-            succeeded[kind] = succeeded.get(kind, 0) + sum(scored.success for scored in group.scored)
-        kinds = {kind: SuccessRate(succeeded[kind], tried[kind]) for kind in sorted(tried)}
-        total = SuccessRate(sum(succeeded.values()), sum(tried.values()))
-        return cls(total, kinds, lost, tuple(groups))
+            kinds.setdefault(group.task.kind, []).append(group)
+        rates = {kind: _measure_success(kinds[kind]) for kind in sorted(kinds)}
+        return cls(_measure_success(groups), rates, lost, tuple(groups))
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """The scored tries by task."""
+        return count_tries((group.task.id, scored.success) for group in self.groups for scored in group.scored)
+
+    def passes(self, k: int) -> dict[str, dict[int, float]]:
+        """pass@k and pass^k for k and the powers of two below it; empty for a single try."""
+        counts = [2**power for power in range(1, k.bit_length()) if 2**power < k] + [k] * (k > 1)
+        outcomes = self.outcomes
+        return {
+            name: found
+            for name, compute in (("pass@", pass_at_k), ("pass^", pass_hat_k))
+            if (found := {count: value for count in counts if (value := compute(outcomes, count)) is not None})
+        }
 
     def metrics_by_kind(self, name: str) -> dict[str, float]:
         """A metric for each kind, if there is more than one."""
@@ -97,28 +123,33 @@ class Evaluation:
         return {f"{name}/{kind}": rate.tried / self.all.tried for kind, rate in self.kinds.items()}
 
 
+def _measure_success(groups: Sequence[ScoredGroup]) -> SuccessRate:
+    counts = [(sum(scored.success for scored in group.scored), len(group.scored)) for group in groups]
+    rates = tuple(succeeded / tried for succeeded, tried in counts if tried)
+    is_repeated = any(tried > 1 for _, tried in counts)
+    succeeded, tried = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    return SuccessRate(succeeded, tried, rates if is_repeated else ())
+
+
 async def evaluate(
-    runner: RolloutRunner, scorer: Scorer, tasks: Sequence[Task], concurrency: ConcurrencySettings
+    runner: RolloutRunner, scorer: Scorer, tasks: Sequence[Task], concurrency: ConcurrencySettings, tries: int = 1
 ) -> Evaluation:
-    """Runs each task once."""
+    """Runs each task, by default once."""
     scored: dict[int, ScoredGroup] = {}
-    lost = 0
 
     async def score(group: Group) -> None:
         index = int(group.rollouts[0].group.removeprefix(GROUP_PREFIX))
         scored[index] = await scorer.score(group.task, group.rollouts)
 
-    scheduler = Scheduler(runner, 1, admission=Admission(concurrency))
+    scheduler = Scheduler(runner, tries, admission=Admission(concurrency))
     async with scheduler.submit(tasks, name=GROUP_PREFIX) as groups, anyio.create_task_group() as scoring:
         async for group in groups:
-            lost += not group.rollouts
             if group.rollouts:
                 scoring.start_soon(score, group)
     ordered = [scored[index] for index in sorted(scored)]
-    return Evaluation.from_groups(ordered, lost + sum(len(group.failed) for group in ordered))
+    return Evaluation.from_groups(ordered, tries * len(tasks) - sum(len(group.scored) for group in ordered))
 
 
-EVALUATION_FOLDER = "eval"
 COMPARISON_FILE = "comparison.json"
 EVALUATING = "evaluating"
 SILENT_S = 5.0
@@ -136,6 +167,23 @@ class Comparison:
     tasks: int
     is_held_out: bool
     """Whether the run did not train on these tasks."""
+    tries: int = 1
+    """Of each task, when sampled."""
+    changes: Sequence[str] = ()
+    """Settings that differ from the run's, as they were written."""
+
+    @property
+    def paired(self) -> dict[str, OutcomeComparison]:
+        """Before and after training, task by task."""
+        pairs = {name: (self.variants[f"{name}_before"].outcomes, self.variants[name].outcomes) for name in COMPARED}
+        compared = {name: OutcomeComparison(*pair) for name, pair in pairs.items()}
+        return {name: comparison for name, comparison in compared.items() if comparison.common}
+
+    @property
+    def passes(self) -> dict[str, dict[str, dict[int, float]]]:
+        """pass@k and pass^k of the sampled evaluations."""
+        names = (name for name in VARIANTS if name.startswith("sampled"))
+        return {name: found for name in names if (found := self.variants[name].passes(self.tries))}
 
     @property
     def json(self) -> str:
@@ -156,10 +204,20 @@ class Comparison:
             | {
                 "by_kind": by_kind,
                 "intervals": intervals,
+                "paired": {name: comparison.summary for name, comparison in self.paired.items()},
+                "passes": {
+                    name: {
+                        f"{what}{count}": round(value, 4)
+                        for what, each in found.items()
+                        for count, value in each.items()
+                    }
+                    for name, found in self.passes.items()
+                },
                 "tasks": self.tasks,
                 "lost": sum(evaluation.lost for evaluation in self.variants.values()),
                 "held_out": self.is_held_out,
                 "step": self.step,
+                "changes": list(self.changes),
             }
         )
 
@@ -171,11 +229,26 @@ class Comparison:
         for name in VARIANTS:
             table.add_column(name.replace("_", " ") if "before" in name else f"{name} after", justify="right")
         table.add_row("all", *(_format_rate(self.variants[name].all) for name in VARIANTS), style="bold")
+        passes = self.passes
+        for what, tries in ((what, tries) for what, each in passes.get("sampled", {}).items() for tries in each):
+            cells = (passes.get(name, {}).get(what, {}).get(tries) for name in VARIANTS)
+            table.add_row(f"{what}{tries}", *("-" if value is None else f"{value:.3f}" for value in cells))
         for kind in self._kinds if len(self._kinds) > 1 else ():
             rates = (self.variants[name].kinds.get(kind, SuccessRate(0, 0)) for name in VARIANTS)
             table.add_row(kind, *map(_format_rate, rates))
+        if self.changes:
+            table.title = f"{table.title}, with {' '.join(self.changes)}"
+        captions = []
+        for name, comparison in self.paired.items():
+            found = comparison.summary
+            low, high = found["interval"]
+            captions.append(
+                f"{name}: {found['difference']:+.3f} [{low:+.3f}, {high:+.3f}] task by task,"
+                f" {found['better']} better, {found['worse']} worse, p = {found['p_value']:.3g}"
+            )
         if lost := sum(evaluation.lost for evaluation in self.variants.values()):
-            table.caption = f"{lost} rollouts could not be scored and are not counted"
+            captions.append(f"{lost} rollouts could not be scored and are not counted")
+        table.caption = "\n".join(captions) or None
         return table
 
     @property
@@ -189,10 +262,19 @@ def _format_rate(rate: SuccessRate) -> str:
 
 
 async def compare_run(
-    run: Path, rows: int | None, data: str | None, console: Console, objects: JobObjects | None = None
+    run: Path,
+    rows: int | None,
+    data: str | None,
+    console: Console,
+    objects: JobObjects | None = None,
+    changed: tuple[TrainSettings, Sequence[str]] | None = None,
 ) -> Comparison:
-    """Compares the model before training with a run's latest intact checkpoint."""
-    settings = use_start_model(run, load_run_settings(run))
+    """Compares the model before training with a run's latest intact checkpoint.
+
+    `changed` are the run's settings with changes, and the words that made them.
+    """
+    given, words = changed or (load_run_settings(run), ())
+    settings = use_start_model(run, given)
     overrides = {name: value for name, value in (("final_rows", rows), ("data", data)) if value is not None}
     evaluation = EvaluationSettings.model_validate(settings.evaluation.model_dump() | overrides)
     evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
@@ -210,7 +292,15 @@ async def compare_run(
                 await engine.publish(policy.weights, 0)
             async with job.open_player(engine, run / EVALUATION_FOLDER, log):
                 with _show_progress(job, engine, run, console) as progress:
-                    return await compare_policies(job, engine, policy, checkpoint, run, progress)
+                    comparison = await compare_policies(job, engine, policy, checkpoint, run, progress)
+    comparison = replace(comparison, changes=words)
+    file = run / EVALUATION_FOLDER / COMPARISON_FILE
+    try:
+        write_atomically(file, (comparison.json + "\n").encode())
+    except OSError as error:
+        remedy = f"then evaluate again with `mtrl-train eval {run}`"
+        raise RunError(describe_write_error(file, error, remedy)) from error
+    return comparison
 
 
 def _keep_earlier(folder: Path) -> None:
@@ -226,8 +316,8 @@ def _show_progress(job: Job, engine: Engine, run: Path, console: Console) -> Ite
 
     A run that is still training, or was killed a moment ago, keeps its own status there.
     """
-    tasks = len(job.held_out(job.settings.evaluation.final_rows))
-    progress = RolloutProgress(len(VARIANTS) * tasks, phase=EVALUATING, console=console)
+    tasks, tries = len(job.held_out(job.settings.evaluation.final_rows)), job.settings.evaluation.k
+    progress = RolloutProgress(len(VARIANTS) // 2 * (1 + tries) * tasks, phase=EVALUATING, console=console)
     if isinstance(engine, CountsTokens):
         progress.read_sampled = partial(getattr, engine, "sampled_tokens")
     found = read_status(run)
@@ -254,14 +344,7 @@ async def compare_policies(
         variants[name] = await _evaluate_variant(job, engine, tasks, progress, greedy=name.startswith("greedy"))
         progress.console.print(f"{name.replace('_', ' ')}: {_format_rate(variants[name].all)}", markup=False)
         await to_thread.run_sync(save_rollouts, run / EVALUATION_FOLDER / name, variants[name])
-    comparison = Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out)
-    file = run / EVALUATION_FOLDER / COMPARISON_FILE
-    try:
-        write_atomically(file, (comparison.json + "\n").encode())
-    except OSError as error:
-        remedy = f"then evaluate again with `mtrl-train eval {run}`"
-        raise RunError(describe_write_error(file, error, remedy)) from error
-    return comparison
+    return Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out, job.settings.evaluation.k)
 
 
 async def _evaluate_variant(
@@ -269,7 +352,8 @@ async def _evaluate_variant(
 ) -> Evaluation:
     runner = job.make_runner(engine, progress)
     runner = job.make_greedy(runner) if greedy else runner
-    return await evaluate(runner, job.scorer, tasks, job.settings.concurrency)
+    tries = 1 if greedy else job.settings.evaluation.k
+    return await evaluate(runner, job.scorer, tasks, job.settings.concurrency, tries)
 
 
 def save_rollouts(folder: Path, evaluation: Evaluation) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.storage.run_files import read_run_info
-from trainer.train.evaluate import COMPARISON_FILE, EVALUATION_FOLDER, VARIANTS
+from trainer.train.evaluate import COMPARISON_FILE, VARIANTS
+from trainer.view.task_outcomes import EVALUATION_FOLDER
 
 CARD_FILE = "README.md"
 CARD = """---
@@ -38,10 +39,16 @@ def write_card(folder: Path, name: str, run: Path, step: int, *, is_adapter: boo
         name=name,
         version=f" {version}" if (version := info.get("versions", {}).get("mtrl-rl")) else "",
         step=step,
-        start=Path(str(settings.get("model") or info.get("model", "a model"))).name,
+        start=_name_start(Path(str(settings.get("model") or info.get("model", "a model")))),
         settings="\n".join(f"| {key} | `{value}` |" for key, value in _list_settings(settings, algorithm)),
     )
     (folder / CARD_FILE).write_text(card + "".join(_format_evaluation(run, step)), encoding="utf-8")
+
+
+def _name_start(model: Path) -> str:
+    """The model's name, without the path of this machine; for one of the hub, its name and revision there."""
+    name = next((part for part in model.parts if part.startswith("models--")), "")
+    return f"{name.removeprefix('models--').replace('--', '/')}@{model.name}" if name else model.name
 
 
 def _list_settings(settings: Mapping[str, Any], algorithm: str) -> Iterator[tuple[str, Any]]:
@@ -65,9 +72,10 @@ def _format_evaluation(run: Path, step: int) -> Iterator[str]:
         found = json.loads((run / EVALUATION_FOLDER / COMPARISON_FILE).read_text(encoding="utf-8"))
         is_same, rates = found["step"] == step, {name: float(found[name]) for name in VARIANTS}
         tasks = f"{found['tasks']} {'held-out' if found['held_out'] else 'training'} tasks"
+        changes = "".join(f", `{change}`" for change in found.get("changes", ()))
     except (OSError, ValueError, LookupError, TypeError):
         return
     if is_same:
-        yield f"\nSuccess on {tasks}:\n\n| | before | after |\n|---|--:|--:|\n"
+        yield f"\nSuccess on {tasks}{changes}:\n\n| | before | after |\n|---|--:|--:|\n"
         for way in ("sampled", "greedy"):
             yield f"| {way} | {rates[f'{way}_before']:.3f} | {rates[way]:.3f} |\n"

@@ -23,6 +23,8 @@ from trainer.finding import Finding, Grade
 from trainer.policy.memory_parts import find_unknown_targets, load_meta_model
 from trainer.policy.optimizers import find_unusual_rate
 from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
+from trainer.policy.reference import find_token_mismatch
+from trainer.policy.settings import PolicyError
 from trainer.reward.functions import find_truth_problem
 from trainer.rollout.loop import add_instructions
 from trainer.rollout.steppers import StepperFactory
@@ -65,6 +67,7 @@ def plan_job(job: Job) -> Placement:
 def find_problems(job: Job) -> Iterator[Finding]:
     """What keeps the run from starting or learning (`wrong`), and what is worth knowing (`note`)."""
     yield from _check_memory(job)
+    yield from _check_teacher(job)
     yield from _check_machine(job.settings)
     yield from _check_stop_ids(job.template)
     yield from _check_adapters(job)
@@ -87,6 +90,23 @@ def _check_memory(job: Job) -> Iterator[Finding]:
     plan = plan_job(job).plan
     if not plan.fits:
         yield Finding("wrong", f"this run does not fit: {plan}", plan.remedy)
+
+
+def _check_teacher(job: Job) -> Iterator[Finding]:
+    """A teacher that has other tokens than the model, or that does not answer."""
+    reference, remedy = job.settings.algorithm.kl.reference, "name a teacher whose tokenizer is that of the model"
+    if reference is None:
+        return
+    if reference.url is not None and job.template.image_processor is not None:
+        problem, remedy = "a served teacher is asked for text only", "name its folder (`algorithm.kl.reference.model`)"
+        yield Finding("wrong", f"algorithm.kl.reference.url: {problem}", remedy)
+        return
+    try:
+        problem = find_token_mismatch(reference, job.template.tokenizer, job.model)
+    except PolicyError as error:
+        problem, remedy = error.problem, error.remedy
+    if problem:
+        yield Finding("wrong", f"algorithm.kl.reference: {problem}", remedy)
 
 
 def _find_warnings(job: Job) -> Iterator[Finding]:

@@ -17,7 +17,6 @@ from rich.console import Console
 from gateway.errors import ConfigError
 from gateway.tape import ReplayGateway
 from gateway.types import EMPTY
-from trainer.algorithms.settings import MismatchSettings
 from trainer.algorithms.train_batch import build_train_batch, has_learning_signal
 from trainer.engine.scripted import ScriptedEngine
 from trainer.policy.policy import Policy
@@ -33,7 +32,7 @@ from trainer.storage.run_files import METRICS_FILE, StepMetrics, read_metrics
 from trainer.train.checkpoint import Checkpoint
 from trainer.train.collect import group_order
 from trainer.train.job import Job, open_job
-from trainer.train.run_folder import RunFolder, read_mismatch, use_start_model
+from trainer.train.run_folder import RunFolder, use_start_model
 from trainer.train.settings import TrainSettings
 
 COMPARED_METRICS = ("loss", "update/grad_norm")
@@ -60,7 +59,7 @@ async def replay_step(run: Path, step: int, console: Console) -> bool:
         differing = await _replay_rollouts(job, recorded[step], log)
         count = len(recorded[step].rollouts)
         console.print(f"replayed {count} rollouts of step {step}; {differing} differ")
-        after = await to_thread.run_sync(_replay_updates, job, checkpoint, recorded, read_mismatch(run), console)
+        after = await to_thread.run_sync(_replay_updates, job, checkpoint, recorded, console)
     changed = [name for name in COMPARED_METRICS if after.get(name) != before.get(name)]
     for name in changed:
         console.print(f"{name} was {before.get(name)!r}, and is now {after.get(name)!r}", markup=False)
@@ -168,7 +167,6 @@ def _replay_updates(
     job: Job,
     checkpoint: Checkpoint | None,
     recorded: Mapping[int, _RecordedStep],
-    corrections: Mapping[int, MismatchSettings],
     console: Console,
 ) -> Mapping[str, float]:
     """Repeats the updates from the last checkpoint before the step; returns the metrics of the step's update."""
@@ -178,19 +176,13 @@ def _replay_updates(
     first, last = checkpoint.step + 1 if checkpoint else 1, max(recorded)
     # The metrics say whether the engine's logprobs were used as exact, or old logprobs were recomputed.
     exact = all(recorded[number].metrics.get("mismatch/pass_skipped") != 0 for number in range(first, last + 1))
-    algorithm = job.settings.algorithm
-    updater: PolicyUpdater | None = None
+    algorithm, temperature = job.settings.algorithm, job.settings.sampling.temperature
+    updater = PolicyUpdater(
+        policy, algorithm, exact=exact, temperature=temperature, deterministic=job.settings.deterministic
+    )
     metrics: Mapping[str, float] = EMPTY
     console.print(f"replaying the updates of steps {first} to {last}", markup=False)
     for number in range(first, last + 1):
-        starts = [start for start in corrections if start <= number]
-        mismatch = corrections[max(starts)] if starts else algorithm.mismatch
-        if updater is None or mismatch != algorithm.mismatch:
-            algorithm = algorithm.model_copy(update={"mismatch": mismatch})
-            temperature, deterministic = job.settings.sampling.temperature, job.settings.deterministic
-            updater = PolicyUpdater(
-                policy, algorithm, exact=exact, temperature=temperature, deterministic=deterministic
-            )
         groups = list(_recorded_groups(job, recorded[number]))
         batch = build_train_batch(groups, algorithm, job.token_weight_fn, number - 1)
         metrics = updater.train_step(batch) if groups else EMPTY

@@ -27,7 +27,6 @@ from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError
 from gateway.process.spawn import run_command
 from gateway.user_code import Journal, read_journal
-from trainer.algorithms.settings import MismatchSettings
 from trainer.data.tasks import example_names, iterate_texts
 from trainer.distributed.fingerprint import find_versions
 from trainer.rollout.settings import flatten_settings
@@ -222,15 +221,12 @@ class RunFolder:
         model: Path,
         engine: str,
         step: int,
-        mismatch: MismatchSettings,
         data: Fingerprint,
     ) -> None:
         """Writes run.json atomically, before the first step.
 
-        Steps after `step` correct the engine by `mismatch`, and train on `data`.
+        Steps after `step` train on `data`.
         """
-        corrections = {first: value for first, value in read_mismatch(self.path).items() if first <= step}
-        corrections[step + 1] = mismatch
         fingerprints = {str(first): value for first, value in _read_data(self.path).items() if first <= step}
         siblings = [file.parent for file in self.path.absolute().parent.glob(f"*/{RUN_INFO_FILE}")]
         run_info = {
@@ -239,7 +235,6 @@ class RunFolder:
             "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
             "git": _describe_commit(Path.cwd()),
             "engine": engine,
-            "mismatch": {str(first): value.model_dump(mode="json") for first, value in corrections.items()},
             "data": fingerprints | {str(step + 1): data},
             "model": str(model),
             "settings": settings.model_dump(mode="json"),
@@ -293,19 +288,6 @@ def load_run_settings(run: Path) -> TrainSettings:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         remedy = "name a folder that `mtrl-train --out` made"
         raise ConfigError(f"not a training run ({type(error).__name__})", file=run, remedy=remedy) from error
-
-
-def read_mismatch(run: Path) -> dict[int, MismatchSettings]:
-    """How a run corrected the engine's logprobs, by the first steps that did; empty before its first start.
-
-    It depends on the engine, too, which may be another after a resume.
-    """
-    try:
-        written = read_run_info(run).get("mismatch", {})
-        corrections = {int(first): MismatchSettings.model_validate(value) for first, value in written.items()}
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ConfigError("`mismatch` cannot be read", file=run / RUN_INFO_FILE, remedy="restore the file") from error
-    return dict(sorted(corrections.items()))
 
 
 def _read_data(run: Path) -> dict[int, Fingerprint]:

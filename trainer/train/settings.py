@@ -42,6 +42,9 @@ class EvaluationSettings(FrozenModel):
     """Tasks of an evaluation during the run, each tried once with greedy decoding."""
     final_rows: PositiveInt = 300
     """Tasks of the evaluation before and after training."""
+    k: PositiveInt = 1
+    """Tries of each task in sampled evaluations, from which pass@k (one of k succeeds) and pass^k (all do) are told;
+    above 1, evaluations during the run sample too. Greedy decoding tries once."""
     after: bool = False
     """Evaluates at the end, sampled and greedy, with the model before and after training."""
 
@@ -174,7 +177,7 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
                 raise ValueError("`early_stop.evaluation` needs evaluations during the run; raise `evaluation.every`")
             if self.early_stop.training is not None and self.sft is not None:
                 raise ValueError("SFT samples no rollouts; write `early_stop.evaluation` instead of `.training`")
-        if self.n == 1 and self.algorithm.compares_rollouts:
+        if self.n == 1 and self.algorithm.compares_rollouts and not self.algorithm.distills:
             raise ValueError(
                 f"n is 1, but {self.algorithm.name} compares the rollouts of a task with each other, so nothing would"
                 " be learned; set `n: 8`, or `algorithm.name: reinforce_pp`"
@@ -185,4 +188,10 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
             raise ValueError("`serving.placement: together` works in synchronous mode only; leave `mode` out")
         if not self.sampling.temperature:
             raise ValueError("training needs sampling at a temperature above 0; raise `sampling.temperature`")
+        reference = self.algorithm.kl.reference
+        if reference is not None and reference.url is not None and self.sampling.temperature != 1:
+            raise ValueError(
+                "a server returns logprobs at temperature 1 only; leave `sampling.temperature` out, or name"
+                " the teacher's folder (`algorithm.kl.reference.model`)"
+            )
         return self

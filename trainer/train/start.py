@@ -13,8 +13,6 @@ from anyio import to_thread
 from rich.console import Console
 
 from gateway.errors import ConfigError
-from trainer.algorithms.named_algorithms import ALGORITHMS
-from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.rank_environment import RESTARTS_KEY, RankRestarts, count_restarts
 from trainer.distributed.settings import count_ranks, find_mesh
 from trainer.engine.base import Capabilities, CountsTokens, Engine
@@ -38,7 +36,6 @@ from trainer.train.job import Job, JobObjects, open_job
 from trainer.train.preflight import plan_job, require_ready
 from trainer.train.reporters import Reporters, import_packages
 from trainer.train.run_folder import (
-    Fingerprint,
     RunFolder,
     changed_settings,
     find_changed_data,
@@ -176,7 +173,7 @@ async def _build_train_loop(
     if isinstance(engine, CountsTokens):
         progress.read_sampled = partial(getattr, engine, "sampled_tokens")
     thread = stack.enter_context(WorkerThread("learning"))
-    _write_run_info(folder, kept, job, engine, step, data)
+    folder.write_run_info(kept, job.model, engine.capabilities.name, step, data)
     restarts = _count_restarts(ranks, checkpoint)
     _show_processes(progress, job, restarts)
     loop = TrainLoop(
@@ -218,13 +215,6 @@ def _show_processes(progress: TrainingProgress, job: Job, restarts: RankRestarts
         progress.describe_ranks = restarts.describe
 
 
-def _write_run_info(
-    folder: RunFolder, kept: TrainSettings, job: Job, engine: Engine, step: int, data: Fingerprint
-) -> None:
-    mismatch = correct_mismatch(job.settings.algorithm, engine.capabilities).mismatch
-    folder.write_run_info(kept, job.model, engine.capabilities.name, step, mismatch, data)
-
-
 def _plan_other_ranks(job: Job, ranks: int) -> tuple[MemoryPart, ...]:
     """The memory that each rank but the first needs."""
     settings, distributed, tokens = job.settings, job.settings.distributed, job.settings.limits.rollout_tokens
@@ -252,26 +242,14 @@ def _make_updater(policy: Policy, settings: TrainSettings, engine: Capabilities,
         from trainer.distributed.lead import LeadUpdater
 
         make = LeadUpdater
-    algorithm = correct_mismatch(settings.algorithm, engine)
     updater: PolicyUpdater = make(
         policy,
-        algorithm,
+        settings.algorithm,
         exact=engine.is_exact,
         temperature=settings.sampling.temperature,
         deterministic=settings.deterministic,
     )
     return updater
-
-
-def correct_mismatch(algorithm: AlgorithmSettings, engine: Capabilities) -> AlgorithmSettings:
-    """The algorithm; for an embedded engine that was chosen to be fast, with importance weights for its logprobs unless
-    the settings correct them in another way."""
-    mismatch = algorithm.mismatch
-    if ALGORITHMS[algorithm.name].is_supervised:
-        return algorithm
-    if engine.name != "torch" or engine.is_exact or mismatch.truncate or mismatch.reject:
-        return algorithm
-    return algorithm.model_copy(update={"mismatch": mismatch.model_copy(update={"truncate": "token"})})
 
 
 def _load_policy(job: Job, checkpoint: Checkpoint | None, channel: LeaderChannel | None) -> Policy:

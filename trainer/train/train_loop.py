@@ -166,6 +166,7 @@ class TrainLoop:
                 self.step = step
                 job.task_stream.finish_step(step - 1, metrics.get("success/sampled"))
                 job.task_stream.mark_done(rollouts.draws)
+                metrics |= self._remember_outcomes(rollouts, metrics) if settings.sft is None else {}
                 source.on_published()
                 self.early_stop.add(metrics)
                 is_last = step == settings.steps or self.early_stop.reason is not None
@@ -228,6 +229,15 @@ class TrainLoop:
             | {f"engine/{name}": now - counters_before.get(name, 0) for name, now in self.engine.counters.items()}
         )
 
+    def _remember_outcomes(self, rollouts: StepRollouts, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Counts each task's successes; metrics of what is known of tasks, and of tokens that taught nothing."""
+        outcomes = self.job.task_stream.outcomes
+        for group in rollouts.scored:
+            if group.scored:
+                outcomes.record(group.task.id, sum(scored.success for scored in group.scored), len(group.scored))
+        idle = sum(metrics.get(f"tokens/left_out/{reason}", 0.0) for reason in ("replaced", "no_gradient"))
+        return outcomes.metrics | {"tasks/wasted_tokens": idle / max(1.0, metrics.get("tokens/sampled", 0.0))}
+
     async def _publish(self, step: int) -> dict[str, float]:
         """Gives the engine the new weights; returns the seconds of each stage, and what each server got."""
         began = time.monotonic()
@@ -272,12 +282,16 @@ class TrainLoop:
         return compute_batch_metrics(batch) | account.metrics
 
     async def _evaluate(self) -> dict[str, float]:
-        """Evaluates a few held-out tasks with greedy decoding."""
+        """Evaluates a few held-out tasks with greedy decoding, and with several sampled tries if these are set."""
         settings, job = self.job.settings, self.job
         tasks = job.held_out(settings.evaluation.rows)
-        with self.progress.phase("evaluating", rollouts=len(tasks)) as observer:
-            runner = job.make_greedy(job.make_runner(self.engine, observer))
-            evaluation = await evaluate(runner, job.scorer, tasks, settings.concurrency)
+        tries, sampled = settings.evaluation.k, None
+        rollouts = len(tasks) * (1 + tries * (tries > 1))
+        with self.progress.phase("evaluating", rollouts=rollouts) as observer:
+            runner = job.make_runner(self.engine, observer)
+            evaluation = await evaluate(job.make_greedy(runner), job.scorer, tasks, settings.concurrency)
+            if tries > 1:
+                sampled = await evaluate(runner, job.scorer, tasks, settings.concurrency, tries)
         job.scorer.given.take_metrics()  # What is measured in evaluations is not that of a step.
         metrics = {TASKS_METRIC: float(evaluation.all.tried), LOST_METRIC: float(evaluation.lost)}
         if evaluation.all.tried:  # Without a scored task there is no rate.
@@ -285,6 +299,9 @@ class TrainLoop:
             if measured_value(metrics) is None:
                 text = f"{evaluation.lost} of {len(tasks)} held-out tasks were lost: their success is not compared"
                 self.progress.print_message(text)
+        if sampled is not None and sampled.all.tried:
+            passes = {f"eval/{name}k": each[max(each)] for name, each in sampled.passes(tries).items()}
+            metrics |= {"eval/sampled": sampled.all.value} | passes
         return metrics | evaluation.metrics_by_kind(METRIC)
 
     async def _evaluate_before(self) -> None:

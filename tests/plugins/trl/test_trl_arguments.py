@@ -88,13 +88,13 @@ def test_other_arguments() -> None:
     [
         ({"vllm_importance_sampling_mode": "token_truncate"}, {"truncate": "token", "cap": 3.0}),
         ({}, {"truncate": "sequence", "reject": "sequence", "cap": 3.0, "bounds": (1e-6, 3.0)}),
-        ({"vllm_importance_sampling_correction": False}, {}),
+        ({"vllm_importance_sampling_correction": False}, {"truncate": "never"}),
     ],
 )
 def test_the_mismatch_with_vllm(args: dict[str, Any], expected: dict[str, Any]) -> None:
     made = settings(use_vllm=True, **args).algorithm.mismatch
     assert made.model_dump(exclude_unset=True) == expected
-    assert settings(**args).algorithm.mismatch.truncate is None
+    assert settings(**args).algorithm.mismatch.truncate == "auto"
 
 
 @pytest.mark.parametrize(

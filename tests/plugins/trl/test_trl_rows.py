@@ -85,7 +85,7 @@ def test_texts_have_no_place_for_tools_and_no_chat_template_applied(model: Path,
 
 
 @pytest.mark.parametrize(
-    ("model", "problem"), [({}, "model: is a dict"), ("org/missing", "cannot be fetched"), ("missing", "missing")]
+    ("model", "problem"), [({}, "model: is a dict"), ("org/missing", "no hub is asked"), ("missing", "missing")]
 )
 def test_what_is_no_model_is_refused(model: Any, problem: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

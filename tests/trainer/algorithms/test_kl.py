@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.trainer.algorithms import reference_loops
 from trainer.algorithms.loss import StepTotals, compute_loss, estimate_kl
 from trainer.algorithms.packing import Batch, BatchRow, pack
-from trainer.algorithms.settings import AlgorithmSettings, Estimator, KLSettings
+from trainer.algorithms.settings import AlgorithmSettings, Estimator, KLSettings, MismatchSettings
 
 LOGITS = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64)
 REFERENCE = torch.tensor([-0.2, 0.4, 0.5, -0.6], dtype=torch.float64).log_softmax(0)
@@ -73,16 +73,38 @@ def test_estimators_equal_their_formulas(estimator: Estimator) -> None:
 def test_kl_term_is_added_to_the_loss() -> None:
     example = reference_loops.make_batch(2)
     batch, totals, leaf = example.batch(), StepTotals.from_batches([example.batch()]), example.logprobs()
-    with_kl = AlgorithmSettings(kl=KLSettings(coefficient=0.5, estimator="k2"), aggregate="token")
-    with_it, without = (
-        compute_loss(leaf, batch, totals, settings) for settings in (with_kl, AlgorithmSettings(aggregate="token"))
-    )
+    uncorrected = AlgorithmSettings(aggregate="token", mismatch=MismatchSettings(truncate="never"))
+    with_kl = uncorrected.model_copy(update={"kl": KLSettings(coefficient=0.5, estimator="k2")})
+    with_it, without = (compute_loss(leaf, batch, totals, settings) for settings in (with_kl, uncorrected))
     kl_T = estimate_kl(leaf, batch, "k2").detach()
+    kl_T = kl_T * (leaf - batch.old_logprobs_T).detach().exp().clamp(max=2.0)
     cost = float((batch.weights_T * kl_T).sum() / batch.weights_T.sum())
     assert (with_it.value - without.value).item() == pytest.approx(0.5 * cost)
     assert with_it.metrics["kl/reference"] == pytest.approx(float(kl_T.sum() / batch.trained_T.sum()))
-    in_the_reward = AlgorithmSettings(kl=KLSettings(coefficient=0.5, in_reward=True), aggregate="token")
+    in_the_reward = uncorrected.model_copy(update={"kl": KLSettings(coefficient=0.5, in_reward=True)})
     assert torch.equal(compute_loss(leaf, batch, totals, in_the_reward).value, without.value)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k1+", "k3+"])
+@pytest.mark.parametrize("by_engine", [False, True])
+def test_kl_in_the_loss_is_that_of_the_new_policy_whoever_sampled(estimator: Estimator, by_engine: bool) -> None:
+    """Tokens of an older policy, and of an engine that samples from another one, count by their importance ratio."""
+    leaf = LOGITS.clone().requires_grad_()
+    new_V = leaf.log_softmax(0)
+    sampled_V = (LOGITS + torch.tensor([0.2, 0.1, -0.2, -0.1])).log_softmax(0)
+    batch = every_token(new_V)
+    engine_T = torch.cat([torch.zeros(1), sampled_V])
+    old_T = torch.cat([torch.zeros(1), (new_V.detach() + sampled_V) / 2]) if by_engine else engine_T
+    weights_T = torch.cat([torch.zeros(1), sampled_V.exp()])
+    batch = replace(batch, weights_T=weights_T, old_logprobs_T=old_T, engine_logprobs_T=engine_T)
+    settings = AlgorithmSettings(
+        aggregate="token",
+        kl=KLSettings(coefficient=1.0, estimator=estimator),
+        mismatch=MismatchSettings(truncate="token"),
+    )
+    logprobs_T = torch.cat([torch.zeros(1), new_V])
+    compute_loss(logprobs_T, batch, StepTotals.from_batches([batch]), settings).value.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(leaf.grad, exact_kl()[1])
 
 
 def test_kl_without_reference_logprobs_raises() -> None:

@@ -84,7 +84,8 @@ def test_loss_is_weighted_by_token_and_reported() -> None:
     batch, totals, leaf = example.batch(), StepTotals.from_batches([example.batch()]), example.logprobs()
     settings = MismatchSettings(truncate="token", cap=1.2, reject="token", bounds=(0.7, 1.6))
     corrected = compute_loss(leaf, batch, totals, AlgorithmSettings(mismatch=settings, aggregate="token"))
-    plain = compute_loss(leaf, batch, totals, AlgorithmSettings(aggregate="token"))
+    uncorrected = MismatchSettings(truncate="never")
+    plain = compute_loss(leaf, batch, totals, AlgorithmSettings(mismatch=uncorrected, aggregate="token"))
     weights_T = compute_importance_weights(batch, settings)
     (gradient,) = torch.autograd.grad(plain.value, leaf)
     torch.testing.assert_close(torch.autograd.grad(corrected.value, leaf)[0], gradient * weights_T)
@@ -92,6 +93,33 @@ def test_loss_is_weighted_by_token_and_reported() -> None:
     assert corrected.metrics["mismatch/rejected"] == pytest.approx(float((weights_T[trained] == 0).double().mean()))
     assert corrected.metrics["mismatch/factor"] == pytest.approx(float(weights_T[trained].mean()))
     assert plain.metrics["mismatch/max"] == corrected.metrics["mismatch/max"] == measure_mismatch(batch).maximum
+
+
+@pytest.mark.parametrize(("off", "is_corrected"), [(0.0, False), (5e-4, False), (5e-3, True), (-5e-3, True)])
+def test_mismatch_is_corrected_by_default_where_it_is_measured(off: float, is_corrected: bool) -> None:
+    batch = reference_loops.make_batch(1).batch()
+    batch = replace(batch, engine_logprobs_T=batch.old_logprobs_T - off)
+    by_default = compute_importance_weights(batch, MismatchSettings())
+    by_token = compute_importance_weights(batch, MismatchSettings(truncate="token"))
+    assert torch.equal(by_default, by_token if is_corrected else batch.trained_T.to(by_token.dtype))
+
+
+def test_mismatch_is_not_corrected_where_settings_say_so_or_reject_instead() -> None:
+    batch = reference_loops.make_batch(1, spread=0.6).batch()
+    ones = compute_importance_weights(batch, MismatchSettings(truncate="never"))
+    assert torch.equal(ones, batch.trained_T.to(ones.dtype))
+    rejected = compute_importance_weights(batch, MismatchSettings(reject="token"))
+    assert set(rejected.tolist()) == {0.0, 1.0}
+    assert compute_importance_weights(batch, MismatchSettings()).unique().numel() > 2
+
+
+def test_stale_tokens_do_not_decide_whether_the_engine_is_corrected() -> None:
+    batch = reference_loops.make_batch(1).batch()
+    first = batch.trained_T & (batch.trained_T.cumsum(0) == 1)
+    far = torch.where(first, batch.old_logprobs_T - 5.0, batch.old_logprobs_T)
+    assert compute_importance_weights(replace(batch, engine_logprobs_T=far), MismatchSettings()).max() == 2.0
+    stale = replace(batch, engine_logprobs_T=far, stale_T=first)
+    assert compute_importance_weights(stale, MismatchSettings()).max() == 1.0
 
 
 def test_engine_is_exact_only_if_every_token_is_within_the_bound() -> None:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.distributed.rank_pools import image_batch, make_updater, random_batch, running_ranks
+from tests.trainer.distributed.rank_pools import (
+    image_batch,
+    make_updater,
+    random_batch,
+    running_ranks,
+    save_wider_model,
+)
 from tests.trainer.policy.tiny_policies import tiny_model
 from tests.trainer.vision.vision_models import seeing_model
 from trainer.algorithms.settings import AlgorithmSettings
@@ -42,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "rloo, gradient checkpointing": ({"name": "rloo"}, {"gradient_checkpointing": True}),
     "dr_grpo": ({"name": "dr_grpo"}, {"micro_batch_tokens": 96}),
+    "a teacher, LoRA": ({"name": "grpo"}, {"lora": {"rank": 4}, "minibatches": 2}),
     "images": ({"name": "grpo"}, {"micro_batch_tokens": 48}),
     "images, every second step without any, gae": (
         {"name": "reinforce_pp", "credit": {"kind": "gae"}},
@@ -57,6 +64,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model with text, whose head is tied, and one with images."""
     text = tmp_path_factory.mktemp("text")
     tiny_model(tie_word_embeddings=True).save_pretrained(text)
+    save_wider_model(text / "teacher")
     return {"text": text, "images": seeing_model(tmp_path_factory.mktemp("images"), "qwen3_vl")}
 
 
@@ -80,6 +88,8 @@ def batches_of(case: str, model: Path) -> list[TrainBatch]:
 
 def open_case(case: str, model: Path, channel: LeaderChannel | None) -> tuple[Policy, PolicyUpdater]:
     algorithm, update = CASES[case]
+    if "teacher" in case:
+        algorithm = {**algorithm, "kl": {"reference": {"model": str(model / "teacher")}}}
     settings = (
         AlgorithmSettings.model_validate(algorithm),
         UpdateSettings.model_validate({"lr": LEARNING_RATE, **update}),

@@ -17,8 +17,10 @@ import anyio
 import anyio.lowlevel
 import torch
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.engine_sglang.fake_answers import answer_spans
 from tests.trainer.engine_sglang.fake_sglang import Fake
@@ -31,6 +33,7 @@ class ModelServer(Fake):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(info={"max_req_input_len": CONTEXT, "enable_deterministic_inference": True})
+        self.folder = folder
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.going.set()
 
@@ -56,9 +59,11 @@ class ModelServer(Fake):
                     break
         finally:
             self.named.discard(rid)
-        prompt = [[None, ids[0], None]]
-        if body.get("logprob_start_len") == 0:
-            prompt += [[value, token, None] for value, token in zip(self._score(ids), ids[1:], strict=True)]
+        start = max(0, body.get("logprob_start_len", len(ids) - 1))
+        prompt = [[None, ids[start], None]]
+        if body.get("return_logprob") and start < len(ids) - 1:
+            scored = zip(self._score(ids)[start:], ids[start + 1 :], strict=True)
+            prompt += [[value, token, None] for value, token in scored]
         meta = {
             "finish_reason": end,
             "prompt_tokens": len(body["input_ids"]),
@@ -70,6 +75,17 @@ class ModelServer(Fake):
             "weight_version": self.version,
         }
         return {"text": "", "output_ids": [pair[1] for pair in pairs], "meta_info": meta}
+
+    def app(self) -> Starlette:
+        app = super().app()
+        app.add_route("/detokenize", self.detokenize, methods=["POST"])
+        return app
+
+    async def detokenize(self, request: Request) -> JSONResponse:
+        body = await request.json()
+        tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        skipped = body.get("skip_special_tokens", True)
+        return JSONResponse({"text": [tokenizer.decode(ids, skip_special_tokens=skipped) for ids in body["tokens"]]})
 
     @torch.inference_mode()
     def _sample(self, ids: Sequence[int], params: Any) -> tuple[int, float, list[list[float]]]:

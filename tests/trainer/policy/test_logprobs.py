@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,6 +77,28 @@ def test_chunks_and_checkpointing_do_not_change_the_gradient() -> None:
     whole = compute_gradient(UpdateSettings())
     assert torch.allclose(compute_gradient(UpdateSettings(logits_chunk=1)), whole, atol=1e-5)
     assert torch.equal(compute_gradient(UpdateSettings(gradient_checkpointing=True)), whole)
+
+
+# Torch's compiler looks at attributes that torch warns of.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_layers_give_the_same_gradients_and_are_compiled_once_for_all_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs: list[object] = []
+
+    def count(graph: Any, _: Any) -> Any:  # A compiler that changes nothing: that of torch takes minutes on a CPU.
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=count))
+    plain, compiled = (Policy(tiny_model(), UpdateSettings(compile=value)) for value in (False, True))
+    counts = []
+    for rows in ([[1, 2, 3, 4, 5], [1, 2, 5]], [[7, 8, 9], [7, 8, 3, 2]], [[*range(20)], [1, 2]], [[*range(40)]]):
+        for policy in (plain, compiled):
+            policy_logprobs(policy, rows).sum().backward()
+        counts.append(len(graphs))
+        assert torch.allclose(model_gradient(compiled.model), model_gradient(plain.model), atol=1e-5)
+    assert 0 < counts[1] == counts[-1], counts
 
 
 def gpt2() -> PreTrainedModel:

@@ -14,7 +14,7 @@ from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch.kv_cache import KVCache, KVShape
 from trainer.policy.memory_parts import MemoryPlan, load_meta_model
-from trainer.policy.memory_plan import plan_allocator, plan_memory, plan_update_pass
+from trainer.policy.memory_plan import plan_allocator, plan_memory, plan_training, plan_update_pass
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
 from trainer.rollout.settings import RolloutSettings
@@ -57,13 +57,33 @@ def test_weights_gradients_and_optimizer_are_counted(folder: Path) -> None:
         part_size(light, "gradients") == part_size(light, "reference") == 0
         and 0 < part_size(light, "adapters") < 4 * whole
     )
+    teacher = AlgorithmSettings.model_validate({"kl": {"reference": {"model": str(folder)}}})
+    served = AlgorithmSettings.model_validate({"kl": {"reference": {"url": "http://teacher"}}})
+    for algorithm, size in ((teacher, whole), (served, 0)):
+        parts = list(plan_training(tiny_model(), UpdateSettings(lora=LoraSettings(rank=1)), algorithm))
+        assert sum(part.size for part in parts if part.name in ("teacher", "reference")) == size
     # Two layers of keys and values, with two heads of eight, for 64 sequences of 4096 tokens.
     assert part_size(plan, "keys and values") == 64 * 4096 * 2 * 2 * 16 * 4
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_is_planned_with_what_the_policy_holds(folder: Path, dtype: str) -> None:
+    policy = Policy(tiny_model(), UpdateSettings(dtype=dtype))
+    held = sum(value.numel() * value.element_size() for value in policy.model.parameters())
+    held += sum(value.numel() * value.element_size() for value in policy._masters._masters.values())
+    plan = make_plan(folder, kl=0.1, dtype=dtype)
+    assert part_size(plan, "weights") - part_size(plan, "weights of") == held
+    numbers = sum(value.numel() for value in policy.model.parameters())
+    width = getattr(torch, dtype).itemsize
+    assert part_size(plan, "reference") == width * numbers and part_size(plan, "gradients") == 4 * numbers
+    adapted = make_plan(folder, dtype=dtype, lora=LoraSettings(rank=1))
+    assert part_size(adapted, "weights") - part_size(adapted, "weights of") == width * numbers
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_planned_pass_is_close_to_the_real_one(checkpointing: bool) -> None:
-    update = UpdateSettings(gradient_checkpointing=checkpointing)
+def test_planned_pass_is_close_to_the_real_one(checkpointing: bool, dtype: str) -> None:
+    update = UpdateSettings(gradient_checkpointing=checkpointing, dtype=dtype)
     policy = Policy(tiny_model(), update)
     kept: dict[int, int] = {}
     weights = {value.untyped_storage().data_ptr() for value in policy.model.parameters()}
@@ -80,7 +100,7 @@ def test_planned_pass_is_close_to_the_real_one(checkpointing: bool) -> None:
     planned = plan_update_pass(policy.model, update, len(ids_T))[0].size
     assert hidden.states_UD.requires_grad
     # Recomputed activations exist only in the backward pass.
-    minimum = 2 * 4 * 16 * len(ids_T) if checkpointing else 0.7 * planned
+    minimum = 2 * getattr(torch, dtype).itemsize * 16 * len(ids_T) if checkpointing else 0.7 * planned
     assert minimum <= sum(kept.values()) < 1.3 * planned
 
 
@@ -125,6 +145,7 @@ def test_offloaded_training_leaves_the_gpu_its_gathered_layers(folder: Path, mon
     beside = plan_memory(settings, folder, GIB)
     assert part_size(beside, "optimizer") == 2 * weights, "without a GPU, all is in the host's memory anyway"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
     plan = plan_memory(settings, folder, GIB)
     assert part_size(plan, "optimizer") == part_size(plan, "gradients") == 0
-    assert 0 < part_size(plan, "gathered layers") <= weights and "GiB of the host's memory" in str(plan)
+    assert 0 < part_size(plan, "gathered layers") <= weights // 2 and "GiB of the host's memory" in str(plan)

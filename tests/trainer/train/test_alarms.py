@@ -69,6 +69,20 @@ def test_no_learning_signal_raises_an_alarm_with_its_likely_cause(success: float
     assert means in alarm and remedy in alarm.partition("remedy: ")[2]
 
 
+def test_without_a_signal_a_kl_term_that_trains_is_told() -> None:
+    (alarm,) = check_steps({"groups/teaching": 0.0, "update/tokens": 300.0})
+    assert "so only the KL term trained" in alarm and "changed nothing" not in alarm
+
+
+def test_tool_use_that_fades_raises_an_alarm_unless_the_tasks_are_solved() -> None:
+    first, last = [{"rollout/calls": 2.0}] * 5, [{"rollout/calls": 0.1}] * 5
+    (alarm,) = check_steps(*first, *last)
+    assert alarm.startswith("the policy hardly calls tools any more: 0.1 calls a rollout, 2 at the start; 50% succeed")
+    assert check_steps(*first, *last[:2]) == [], "a few steps may be chance"
+    assert check_steps(*first, *({**step, "success/sampled": 0.97} for step in last)) == []
+    assert check_steps(*[{"rollout/calls": 0.1}] * 5, *[{"rollout/calls": 0.0}] * 5) == [], "there was none to fade"
+
+
 def test_entropy_collapse_raises_an_alarm_unless_the_tasks_are_solved() -> None:
     (alarm,) = check_steps({}, {}, {"entropy": 0.01, "success/sampled": 0.4})
     assert alarm.startswith("the entropy has collapsed: 0.01 nats per token, 0.54 at the start; 40% succeed")

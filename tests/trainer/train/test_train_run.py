@@ -17,9 +17,10 @@ from trainer.storage.run_files import read_metrics
 from trainer.storage.run_status import RunStatus, read_status
 from trainer.train.evaluate import compare_run
 from trainer.train.replay_step import replay_step
-from trainer.train.run_folder import RunFolder
+from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
 from trainer.view.metrics import describe_metric, is_repeated
+from trainer.view.task_outcomes import compare_runs
 
 
 def string_console() -> Console:
@@ -85,11 +86,37 @@ async def test_recorded_step_is_replayed_with_the_same_ids_and_loss(run: Path) -
 
 
 async def test_success_before_and_after_is_compared(run: Path) -> None:
-    comparison = await compare_run(run, 8, None, string_console())
+    given, words = load_run_settings(run), ("sampling.temperature=0.5",)
+    update = {
+        "sampling": given.sampling.model_copy(update={"temperature": 0.5}),
+        "evaluation": given.evaluation.model_copy(update={"k": 3}),
+    }
+    cooler = given.model_copy(update=update)
+    comparison = await compare_run(run, 8, None, string_console(), changed=(cooler, words))
     report = json.loads(comparison.json)
     for way in ("sampled", "greedy", "sampled_before", "greedy_before"):
         assert 0 <= report[way] <= 1 and report["intervals"][way][0] <= report[way] <= report["intervals"][way][1]
     assert report["by_kind"].keys() == {"fact", "sum"} and report["held_out"] and report["tasks"] == 8
+    assert len(Rollouts(run / "eval" / "sampled")) == 24 and len(Rollouts(run / "eval" / "greedy")) == 8
+    assert report["passes"].keys() == {"sampled", "sampled_before"}
+    for passes in report["passes"].values():
+        assert passes["pass@3"] >= passes["pass@2"] >= passes["pass^2"] >= passes["pass^3"]
+    assert report["paired"]["greedy"]["difference"] == pytest.approx(report["greedy"] - report["greedy_before"])
+    assert report["changes"] == [*words] and str(comparison.table.title).endswith("with sampling.temperature=0.5")
+    console = string_console()
+    console.print(comparison.table)
+    assert "pass^3" in console.file.getvalue() and "task by task" in console.file.getvalue()  # type: ignore[attr-defined]
+    (sampled, greedy) = compare_runs(run, run).values()
+    assert sampled.summary["tasks"] == 8 and not sampled.changed and not greedy.changed
+
+
+async def test_evaluations_during_a_run_tell_pass_at_k_and_pass_hat_k(tmp_path: Path) -> None:
+    evaluation = {"every": 1, "rows": 3, "k": 2}
+    await train(small_job(evaluation=evaluation, steps=1, prompts=2, n=2), tmp_path / "run", string_console())
+    for metrics in read_metrics(tmp_path / "run" / "metrics.jsonl"):
+        assert metrics["eval/pass^k"] <= metrics["eval/sampled"] <= metrics["eval/pass@k"]
+        assert metrics["eval/tasks"] == 3
+        assert all(describe_metric(name) for name in metrics)
 
 
 async def test_untrained_weights_are_evaluated_also_by_an_engine_that_shares_the_trainers(

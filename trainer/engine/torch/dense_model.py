@@ -37,7 +37,7 @@ FEATURE_CACHE_BYTES = 2**28
 
 BFLOAT16_NOTE = (
     "computes products in bfloat16 (`engine_dtype`): its logprobs differ from the trainer's, which the loss corrects as"
-    " `algorithm.mismatch` says, or with `truncate: token` if it says nothing"
+    " `algorithm.mismatch` says"
 )
 Rotation = tuple[Tensor, Tensor]
 """Cosines and signed sines for rotary embeddings."""

@@ -1,0 +1,280 @@
+"""Grades: what a rollout left is graded where nothing was planted, and a sandbox that fails is never a zero."""
+
+from __future__ import annotations
+
+import json
+import site
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.build import build_plan
+from gateway.client import RemoteGateway
+from gateway.errors import ConfigError, Unavailable
+from gateway.gateway import Gateway
+from gateway.process.reaper import Reaper
+from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
+from gateway.sandbox.grade_settings import GradeSettings
+from gateway.sandbox.grader import Grade, Grader, NoGrade, parse_reward
+from gateway.sandbox.provider import BubblewrapProvider, LocalSandbox
+from gateway.sandbox.root_interpreter import LOADED_PYTHON
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_statistics import STATISTICS
+from gateway.state.state_hash import hash_state
+from gateway.types import Outcome, Task, ToolCall
+from tests.live_server import live_server
+from tests.sandbox.cheats import CHEATS, Cheat
+from tests.sandbox.roots import make_root
+
+LIMITS = {"memory_mb": 256, "processes": 40, "disk_mb": 16, "files": 1000}
+EXPECTED = "4711"
+SHELL_TESTS = """
+[ -f /root/.profile ] && . /root/.profile
+if matches "$(cat /tests/expected)" /app/answer; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+PYTHON_TESTS = f"""
+cd /app
+mkdir -p /app/tests
+cp /tests/test_answer.py /app/tests
+if {" ".join(LOADED_PYTHON)} -m pytest -q -p no:cacheprovider /app/tests >&2
+then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+TEST_ANSWER = """
+import json
+def test_answer():
+    assert json.load(open("/app/answer")) == json.load(open("/tests/expected"))
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield make_root(tmp_path_factory.mktemp("roots"), patch)
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[BubblewrapProvider]:
+    reaper = Reaper()
+    yield BubblewrapProvider(reaper)
+    with anyio.CancelScope(shield=True):
+        await reaper.stop()
+
+
+@pytest.fixture
+def tests(tmp_path: Path) -> Path:
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "expected").write_text(f"{EXPECTED}\n")
+    (folder / "test.sh").write_text(SHELL_TESTS)
+    (folder / "python.sh").write_text(PYTHON_TESTS)
+    (folder / "test_answer.py").write_text(TEST_ANSWER)
+    return folder
+
+
+def make_settings(root: str) -> SandboxSettings:
+    packages = site.getsitepackages()[0]
+    env = {"PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return SandboxSettings.model_validate({**LIMITS, "root": root, "readable": [packages], "env": env})
+
+
+def make_grade(tests: Path, **settings: Any) -> GradeSettings:
+    given = {"command": ["sh", "/tests/test.sh"], "files": {"/tests": tests}, "timeout_s": 60.0, **settings}
+    if given.get("mode") != "same":
+        given = {"artifacts": ["/app/answer", "/app/src"], "artifact_mb": 8, "artifact_files": 500, **given}
+    return GradeSettings.model_validate(given)
+
+
+async def play(provider: BubblewrapProvider, settings: SandboxSettings, grade: GradeSettings, commands: str) -> Grade:
+    """The grade of a policy that ran commands."""
+    box = await provider.start(settings, keeps_files=True)
+    with suppress(SandboxEnded):
+        await box.run(("sh", "-c", f"echo 1 > /app/answer; {commands}"), b"", 30.0)
+    left = await box.freeze()
+    try:
+        return await Grader(grade, settings, provider).grade(left)
+    finally:
+        await left.close()
+
+
+@pytest.mark.parametrize("mode", ["fresh", "same"])
+@pytest.mark.parametrize("kind", ["test.sh", "python.sh"])
+async def test_right_answer_is_graded_one_and_a_wrong_one_zero(
+    mode: str, kind: str, root: str, tests: Path, provider: BubblewrapProvider
+) -> None:
+    grade, settings = make_grade(tests, mode=mode, command=["sh", f"/tests/{kind}"]), make_settings(root)
+    right = await play(provider, settings, grade, f"echo {EXPECTED} > /app/answer")
+    assert (right.reward, right.problem) == (1.0, ""), right
+    wrong = await play(provider, settings, grade, "echo 4712 > /app/answer")
+    assert (wrong.reward, wrong.problem, wrong.is_planted) == (0.0, "", False), wrong
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
+async def test_no_cheat_scores_in_a_fresh_box_and_those_of_the_same_box_are_known(
+    cheat: Cheat, root: str, tests: Path, provider: BubblewrapProvider
+) -> None:
+    command = ["sh", "/tests/test.sh" if cheat.tests == "shell" else "/tests/python.sh"]
+    settings = make_settings(root)
+    with anyio.fail_after(300):
+        fresh = await play(provider, settings, make_grade(tests, command=command), cheat.commands)
+        same = await play(
+            provider, settings, make_grade(tests, command=command, mode="same", timeout_s=10.0), cheat.commands
+        )
+    assert (
+        fresh.reward == 0.0 and fresh.problem.startswith(cheat.problem) and bool(fresh.problem) == bool(cheat.problem)
+    )
+    assert same.reward == cheat.in_same, same
+    is_planted = cheat.name in {"reward.txt", "reward.json before reward.txt", "folder of rewards elsewhere",
+                                "folder in place of the reward", "writes the reward for ever"}  # fmt: skip
+    assert fresh.is_planted >= is_planted and same.is_planted >= is_planted
+
+
+class FailingProvider(BubblewrapProvider):
+    """Starts sandboxes of which some fail, as machines do."""
+
+    def __init__(self, reaper: Reaper, fails: int, error: Exception) -> None:
+        super().__init__(reaper)
+        self.fails, self.error = fails, error
+
+    async def start(self, settings: SandboxSettings, state: Path | None = None, **options: Any) -> LocalSandbox:
+        if options.get("keeps_files") or not self.fails:
+            return await super().start(settings, state, **options)
+        self.fails -= 1
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [Unavailable("no memory"), SandboxKilled("it was ended from outside")])
+async def test_box_that_fails_is_tried_once_more_and_then_unavailable(
+    error: Exception, root: str, tests: Path, provider: BubblewrapProvider
+) -> None:
+    settings, before = make_settings(root), STATISTICS.grades["unavailable"]
+    failing = FailingProvider(provider._reaper, 1, error)
+    assert (await play(failing, settings, make_grade(tests), f"echo {EXPECTED} > /app/answer")).reward == 1.0
+    failing.fails = 10
+    with pytest.raises(Unavailable, match="cannot be graded"):
+        await play(failing, settings, make_grade(tests), "")
+    assert STATISTICS.grades["unavailable"] == before + 1
+
+
+async def test_grader_that_is_not_there_or_whose_command_is_not_is_no_zero(
+    root: str, tests: Path, provider: BubblewrapProvider
+) -> None:
+    settings = make_settings(root)
+    for grade in (make_grade(tests, command=["none"]), make_grade(tests / "none")):
+        with pytest.raises(Unavailable):
+            await play(provider, settings, grade, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("reward.txt", " 0.5\n", {"reward": 0.5}),
+        ("reward.json", "1", {"reward": 1.0}),
+        ("reward.json", '{"a": 1, "b": 0}', {"a": 1.0, "b": 0.0}),
+        ("reward.json", "{}", {}),
+        ("reward.json", "true", {"reward": 1.0}),
+        *[("reward.txt", text, None) for text in ("", "NaN", "inf", "1e999", "one", "1 2")],
+        *[("reward.json", text, None) for text in ("", "NaN", '{"a": Infinity}', '"1"', "[1]", "null")],
+        *[("reward.json", text, None) for text in ("9" * 400, "[" * 9999)],
+    ],
+)  # fmt: skip
+def test_reward_files_have_finite_numbers_or_are_told(
+    name: str, text: str, expected: Mapping[str, float] | None
+) -> None:
+    if expected is not None:
+        assert parse_reward(name, text) == expected
+        return
+    with pytest.raises(NoGrade, match="invalid reward"):
+        parse_reward(name, text)
+
+
+def write_tools(folder: Path, root: str, **grade: Any) -> Path:
+    sandbox = {**LIMITS, **({"root": root} if root else {})}
+    entry = {"sandbox_tools": ["shell"], "sandbox": sandbox, "timeout_s": 60, "grade": grade}
+    (folder / "box.yaml").write_text(json.dumps({"tools": [entry]}))
+    return folder / "box.yaml"
+
+
+@asynccontextmanager
+async def open_gateway(file: Path) -> AsyncIterator[Gateway]:
+    plan = build_plan([file], None)
+    async with Gateway(plan.sources, services=plan.services) as gateway:
+        yield gateway
+
+
+GIVEN = {"command": ["sh", "/tests/test.sh"], "files": {"/tests": "tests"}, "artifacts": ["/app/answer"]}
+
+
+async def test_session_ends_with_the_grade_of_what_its_calls_left(tmp_path: Path, root: str, tests: Path) -> None:
+    async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway:
+        for answer, reward in ((EXPECTED, 1.0), ("1", 0.0), ("", 0.0)):
+            async with gateway.open(Task(hash_state=True)) as session:
+                if answer:
+                    command = f"echo {answer} > /app/answer; echo kept > file; sleep 1000 &"
+                    result = await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
+                    assert result.outcome is Outcome.OK, result
+                assert await session.finish() == {"grade": reward}
+            if answer:
+                (tmp_path / "state").mkdir(exist_ok=True)
+                (tmp_path / "state/file").write_text("kept\n")
+                assert session.states == {"sandbox": hash_state(tmp_path / "state")}
+
+
+async def test_grade_without_a_root_is_made_of_the_files_below_rollout(tmp_path: Path) -> None:
+    (tmp_path / "check.sh").write_text('[ "$(cat answer)" = 1 ] && echo 0.25 > logs/reward.txt; mkdir logs/more')
+    grade = {
+        "command": ["sh", "check/check.sh"],
+        "files": {"/rollout/check/check.sh": "check.sh"},
+        "reward": "/rollout/logs",
+    }
+    for extra in ({"mode": "same"}, {"artifacts": ["/rollout/answer"]}):
+        async with open_gateway(write_tools(tmp_path, "", **grade, **extra)) as gateway, gateway.open() as session:
+            await session.call(ToolCall("1", "shell", '{"command": "echo 1 > answer"}'))
+            assert await session.finish() == {"grade": 0.25}
+
+
+async def test_rewards_that_cannot_be_collected_are_no_zero_over_http(
+    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: Grader, left: object) -> Grade:
+        raise Unavailable("the machine is down")
+
+    plan = build_plan([write_tools(tmp_path, root, **GIVEN)], None)
+    with live_server(lambda: Gateway(plan.sources, services=plan.services)) as served:
+        async with RemoteGateway(served.url) as client:
+            async with client.open() as session:
+                await session.call(ToolCall("1", "shell", f'{{"command": "echo {EXPECTED} > /app/answer"}}'))
+                assert await session.finish() == {"grade": 1.0}
+            monkeypatch.setattr(Grader, "grade", fail)
+            async with client.open() as session:
+                with pytest.raises(Unavailable, match="rewards could not be collected"):
+                    await session.finish()
+
+
+@pytest.mark.parametrize(
+    ("grade", "problem"),
+    [
+        ({"command": []}, "grade.command"),
+        ({"artifacts": ["/tests"]}, "would lie over"),
+        ({"artifacts": ["/tests/expected"]}, "would lie over"),
+        ({"artifacts": ["/logs"]}, "would lie over"),
+        ({"artifacts": ["/"]}, "grade.artifacts"),
+        ({"artifacts": ["/app/../tests"]}, "grade.artifacts"),
+        ({"mode": "same"}, "`artifacts` belong to"),
+        ({"files": {"/tests": "none"}}, "there is no .*none"),
+        ({"files": {"tests": "tests"}}, "grade.files"),
+    ],
+)
+def test_grades_that_cannot_be_made_are_refused_by_name(
+    grade: dict[str, Any], problem: str, tmp_path: Path, root: str, tests: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"box\.yaml(.|\n)*{problem}"):
+        build_plan([write_tools(tmp_path, root, **{**GIVEN, **grade})], None)
+
+
+def test_grade_without_a_root_uses_no_place_that_cannot_be_written(tmp_path: Path, tests: Path) -> None:
+    with pytest.raises(ConfigError, match="only `/rollout` of this sandbox can be written"):
+        build_plan([write_tools(tmp_path, "", **GIVEN)], None)

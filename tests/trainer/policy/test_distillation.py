@@ -1,0 +1,233 @@
+"""Tests on-policy distillation: the KL to a teacher, from its folder or from a server, teaches a student."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from anyio.from_thread import start_blocking_portal
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
+
+from tests.trainer.cli_data import RunCommand
+from tests.trainer.engine_sglang.engine_harness import hosting
+from tests.trainer.engine_sglang.model_server import ModelServer
+from tests.trainer.model_folders import save_tiny_model
+from tests.trainer.policy.tiny_policies import example_batch, plain_logprobs, tiny_model
+from tests.trainer.train.jobs import demo_model
+from tests.trainer.train.trainings import read_run_metrics, write_config
+from trainer.algorithms.settings import AlgorithmSettings, ReferenceSettings
+from trainer.algorithms.train_batch import TrainBatch, TrainSequence
+from trainer.policy.logprobs import LogprobReader
+from trainer.policy.policy import Policy
+from trainer.policy.reference import find_token_mismatch
+from trainer.policy.settings import PolicyError, UpdateSettings
+from trainer.policy.update import PolicyUpdater
+from trainer.pretrained import load_tokenizer
+from trainer.template.tokenizer import FencedTokenizer
+from trainer.train.settings import TrainSettings
+
+STEPS, ROLLOUTS, WRITTEN = 40, 16, 6
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make_teacher(folder: Path, seed: int = 1) -> Path:
+    """A model of another shape and with other weights than the student."""
+    config = tiny_model().config
+    config.intermediate_size = 64
+    torch.manual_seed(seed)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def distilling(**reference: Any) -> AlgorithmSettings:
+    return AlgorithmSettings.model_validate({"kl": {"reference": {"timeout_s": 30, **reference}}})
+
+
+@torch.no_grad()
+def sample_batch(model: PreTrainedModel, draw: Random) -> TrainBatch:
+    """Rollouts that the model writes, with a tool's answer between two turns; nothing is rewarded."""
+    rows = torch.tensor([[draw.randrange(50), draw.randrange(50)] for _ in range(ROLLOUTS)])
+    generator = torch.Generator().manual_seed(draw.randrange(2**31))
+    mask = [False, False]
+    for place in range(WRITTEN + 2):
+        is_tool = place in (3, 4)
+        chances = torch.full((ROLLOUTS, 50), 0.02) if is_tool else model(rows).logits[:, -1].softmax(-1)
+        rows = torch.cat([rows, torch.multinomial(chances, 1, generator=generator)], dim=1)
+        mask.append(not is_tool)
+    turns = [0 if own else -1 for own in mask]
+    sequences = []
+    for index, ids in enumerate(rows.tolist()):
+        logprobs = [value if own else 0.0 for value, own in zip(plain_logprobs(model, ids).tolist(), mask, strict=True)]
+        sequences.append(TrainSequence(f"{index}", index, ids, mask, logprobs, [float(own) for own in mask], turns))
+    names = tuple(sequence.name for sequence in sequences)
+    return TrainBatch(tuple(sequences), names, tuple(range(ROLLOUTS)), (0.0,) * ROLLOUTS, ((0.0,),) * ROLLOUTS)
+
+
+@contextmanager
+def serving(app: Starlette) -> Iterator[str]:
+    """Serves from a thread of its own: the trainer's thread waits for the answers."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(hosting(app)) as url:
+        yield url
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_student_learns_from_a_teacher_without_any_reward(seed: int, tmp_path: Path) -> None:
+    teacher, draw = make_teacher(tmp_path), Random(seed)
+    student = Policy(tiny_model(), UpdateSettings(lr=1e-2))
+    updater = PolicyUpdater(student, distilling(model=str(teacher)), exact=True)
+    writer, kl = tiny_model(), []
+    for _ in range(STEPS):
+        writer.load_state_dict(student.weights)
+        kl.append(updater.train_step(sample_batch(writer, draw))["kl/reference"])
+    assert sum(kl[-5:]) < 0.7 * sum(kl[:5])
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("teacher"))
+
+
+def small_student(folder: Path) -> Policy:
+    """A student with the vocabulary of a teacher."""
+    size = len(AutoTokenizer.from_pretrained(folder))
+    return Policy(tiny_model(vocab_size=size), UpdateSettings(lr=1e-2))
+
+
+def student_batch(folder: Path) -> TrainBatch:
+    """Rollouts of that student before its first step."""
+    return example_batch(tiny_model(vocab_size=len(AutoTokenizer.from_pretrained(folder))))
+
+
+def test_local_and_served_teacher_agree(teacher: Path) -> None:
+    trained = []
+    with serving(ModelServer(teacher).app()) as url:
+        for reference in ({"model": str(teacher)}, {"url": url}):
+            student = small_student(teacher)
+            updater = PolicyUpdater(student, distilling(**reference), exact=True)
+            metrics = [updater.train_step(student_batch(teacher)) for _ in range(3)]
+            trained.append((metrics, student.weights))
+    (local, weights), (served, others) = trained
+    assert abs(local[0]["kl/reference"]) > 0.1
+    for one, other in zip(local, served, strict=True):
+        assert one.keys() == other.keys() and one == pytest.approx(other, abs=1e-5)
+    assert max(float((weights[name] - value).abs().max()) for name, value in others.items()) < 1e-5
+
+
+def test_dead_teacher_ends_the_step_before_weights_change(teacher: Path) -> None:
+    student = small_student(teacher)
+    with serving(ModelServer(teacher).app()) as url:
+        updater = PolicyUpdater(student, distilling(url=url), exact=True)
+        updater.train_step(student_batch(teacher))
+    before = {name: value.clone() for name, value in student.weights.items()}
+    with pytest.raises(PolicyError, match=r"the teacher does not answer(.|\n)*continue with --resume"):
+        updater.train_step(student_batch(teacher))
+    assert student.steps == 1 and all(torch.equal(value, student.weights[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None, [], "text", {"meta_info": None}, {"meta_info": {"input_token_logprobs": 3}},
+        {"meta_info": {"input_token_logprobs": [[-0.1, 1, None]]}},
+    ],
+)  # fmt: skip
+def test_answer_that_has_no_logprobs_of_these_ids_is_refused(answer: Any, teacher: Path) -> None:
+    async def generate(_: Any) -> JSONResponse:
+        return JSONResponse(answer)
+
+    app = Starlette()
+    app.add_route("/generate", generate, methods=["POST"])
+    student = small_student(teacher)
+    with serving(app) as url, pytest.raises(PolicyError, match="does not return the logprobs of the ids"):
+        PolicyUpdater(student, distilling(url=url), exact=True).train_step(student_batch(teacher))
+
+
+def test_teacher_that_never_answers_is_given_up_in_time(teacher: Path) -> None:
+    server = ModelServer(teacher)
+    server.hung = True
+    student = small_student(teacher)
+    with serving(server.app()) as url, pytest.raises(PolicyError, match=r"did not answer /generate within 0\.2 s"):
+        PolicyUpdater(student, distilling(url=url, timeout_s=0.2), exact=True).train_step(student_batch(teacher))
+
+
+def change_tokenizer(folder: Path, into: Path) -> Path:
+    """The same model, two of whose tokens have changed places."""
+    shutil.copytree(folder, into)
+    file = into / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    one, other = [token for token in vocabulary if token.isalpha()][:2]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    file.write_text(json.dumps(content))
+    return into
+
+
+def test_teacher_with_other_tokens_is_found_by_content(teacher: Path, tmp_path: Path) -> None:
+    tokenizer = FencedTokenizer(load_tokenizer(teacher))
+    changed = change_tokenizer(teacher, tmp_path / "changed")
+    for folder, expected in ((teacher, ""), (changed, "has other tokens than the model: id ")):
+        with serving(ModelServer(folder).app()) as url:
+            local = find_token_mismatch(ReferenceSettings(model=str(folder)), tokenizer, teacher)
+            served = find_token_mismatch(ReferenceSettings(url=url), tokenizer, teacher)
+        assert expected in local and expected in served and bool(local) == bool(served) == bool(expected)
+
+
+def test_teacher_without_room_for_every_id_of_the_model_is_refused(teacher: Path, tmp_path: Path) -> None:
+    tokenizer = FencedTokenizer(load_tokenizer(teacher))
+    narrow = make_teacher(tmp_path)
+    problem = find_token_mismatch(ReferenceSettings(model=str(narrow)), tokenizer, teacher)
+    assert f"the teacher {narrow} has 50 tokens" in problem
+    with pytest.raises(PolicyError, match="there is no folder"):
+        find_token_mismatch(ReferenceSettings(model=str(tmp_path / "none")), tokenizer, teacher)
+
+
+def test_settings_of_a_teacher_default_to_what_teaches() -> None:
+    kl = distilling(model="teacher").kl
+    assert kl.coefficient == 1.0 and kl.estimator == "k1+"
+    assert TrainSettings.model_validate({"n": 1, "algorithm": {"kl": {"reference": {"model": "teacher"}}}}).n == 1
+    for wrong, message in (
+        ({"kl": {"reference": {}}}, "name the teacher's folder"),
+        ({"kl": {"reference": {"model": "a", "url": "http://b"}}}, "name the teacher's folder"),
+        ({"kl": {"reference": {"model": "a"}, "estimator": "k1"}}, "has no gradient in the loss"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            AlgorithmSettings.model_validate(wrong)
+    with pytest.raises(ValidationError, match="temperature 1 only"):
+        TrainSettings.model_validate(
+            {"sampling": {"temperature": 0.7}, "algorithm": {"kl": {"reference": {"url": "http://b"}}}}
+        )
+
+
+def test_run_distills_without_siblings(run: RunCommand) -> None:
+    config = write_config(n=1, steps=2, algorithm={"kl": {"reference": {"model": str(demo_model())}}})
+    shown = run("--config", config, "--out", "r").output
+    assert "no group has a learning signal" not in shown
+    for metrics in read_run_metrics("r"):
+        assert metrics["groups/teaching"] == metrics["groups/count"] == 2 and metrics["update/tokens"] > 0
+        assert "kl/reference" in metrics
+
+
+def test_run_whose_teacher_has_other_tokens_ends_before_its_first_step(run: RunCommand) -> None:
+    changed = change_tokenizer(demo_model(), Path("changed"))
+    config = write_config(n=1, algorithm={"kl": {"reference": {"model": str(changed)}}})
+    for words in ((), ("--dry-run",)):
+        shown = run("--config", config, "--out", "r", *words, code=2 - bool(words)).output
+        assert "algorithm.kl.reference: the teacher changed has other tokens than the model: id " in shown
+    assert not Path("r/metrics.jsonl").exists()
+
+
+def test_two_readers_of_one_model_agree() -> None:
+    model = tiny_model()
+    first, second = (LogprobReader(model, 1024) for _ in range(2))
+    assert not first.fallback_reason and not second.fallback_reason
+    assert first.compute_logprobs([1, 2, 3]) == second.compute_logprobs([1, 2, 3])
