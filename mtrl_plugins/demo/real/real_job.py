@@ -71,6 +71,7 @@ class Size:
     start_batch: int = 16
     steps: int = 25
     prompts: int = 6
+    """One of each kind: what a few steps lack is forgotten, and then no rollout of it has a reward to learn from."""
     n: int = 8
     lr: float = 2e-5
 
@@ -172,7 +173,8 @@ class RealJob:
         evaluation = {"data": self._rows("held_out"), "every": 0}
         return await self._train_run(
             "grpo", model=str(start), steps=size.steps, prompts=size.prompts, n=size.n, evaluation=evaluation,
-            update=self._update(size.steps), limits={**JOB["limits"], "rollout_tokens": 768},
+            curriculum={"shuffle": False}, update=self._update(size.steps),
+            limits={**JOB["limits"], "rollout_tokens": 768},
         )  # fmt: skip
 
     def _update(self, steps: int) -> dict[str, Any]:
