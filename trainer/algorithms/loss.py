@@ -163,7 +163,9 @@ def compute_loss(logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings:
         metrics = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
         ratio_T = weights_T * compute_log_ratio(logprobs_T.detach(), batch).exp().clamp(max=settings.mismatch.cap)
     if settings.kl.coefficient and not settings.kl.in_reward:
-        kl_T = ratio_T * estimate_kl(logprobs_T, batch, settings.kl.estimator)
+        kl_T = estimate_kl(logprobs_T, batch, settings.kl.estimator)
+        if settings.kl.estimator.endswith("+"):
+            kl_T = ratio_T * kl_T
         losses_T = losses_T + settings.kl.coefficient * kl_T
         metrics["kl/reference"] = _trained_mean(kl_T, batch)
     batch.check_finite("a loss of", losses_T.detach(), batch.trained_T)

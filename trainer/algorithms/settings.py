@@ -54,7 +54,7 @@ class KLSettings(FrozenModel):
     """The weight of the KL term, 1 with a `reference`; with 0, no reference policy is loaded."""
     estimator: Estimator = "k3"
     """How the KL is estimated from sampled tokens; `k1+`, the default with a `reference`, and `k3+` have the unbiased
-    gradient, that of k2."""
+    gradient, that of k2 times the importance ratio."""
     in_reward: bool = False
     """Subtract it from the rollout's reward before advantages are computed, instead of adding it to the loss."""
     reference: ReferenceSettings | None = None

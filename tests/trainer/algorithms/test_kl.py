@@ -77,7 +77,6 @@ def test_kl_term_is_added_to_the_loss() -> None:
     with_kl = uncorrected.model_copy(update={"kl": KLSettings(coefficient=0.5, estimator="k2")})
     with_it, without = (compute_loss(leaf, batch, totals, settings) for settings in (with_kl, uncorrected))
     kl_T = estimate_kl(leaf, batch, "k2").detach()
-    kl_T = kl_T * (leaf - batch.old_logprobs_T).detach().exp().clamp(max=2.0)
     cost = float((batch.weights_T * kl_T).sum() / batch.weights_T.sum())
     assert (with_it.value - without.value).item() == pytest.approx(0.5 * cost)
     assert with_it.metrics["kl/reference"] == pytest.approx(float(kl_T.sum() / batch.trained_T.sum()))
@@ -85,7 +84,7 @@ def test_kl_term_is_added_to_the_loss() -> None:
     assert torch.equal(compute_loss(leaf, batch, totals, in_the_reward).value, without.value)
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k1+", "k3+"])
+@pytest.mark.parametrize("estimator", ["k1+", "k3+"])
 @pytest.mark.parametrize("by_engine", [False, True])
 def test_kl_in_the_loss_is_that_of_the_new_policy_whoever_sampled(estimator: Estimator, by_engine: bool) -> None:
     """Tokens of an older policy, and of an engine that samples from another one, count by their importance ratio."""
