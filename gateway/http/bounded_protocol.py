@@ -63,14 +63,14 @@ class JoinedWrites:
     def write(self, data: bytes) -> None:
         if self._waiting:
             waiting, self._waiting = self._waiting, b""
-            self._transport.writelines((waiting, data))
+            self._transport.write(waiting + data)
         else:
             self._waiting = data
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, b""
+        waiting, self._waiting = self._waiting, b""
+        if waiting and not self._transport.is_closing():
             self._transport.write(waiting)
 
     def close(self) -> None:

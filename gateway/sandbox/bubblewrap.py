@@ -45,11 +45,14 @@ OWN_FILES = 16
 PROBE_S = 20.0
 ROOT_FOLDERS = ("/proc", "/dev", PLACE, "/tmp", ROLLOUT)  # noqa: S108 - inside
 """Folders that each root has."""
+PRELOADED = "/etc/ld.so.preload"
+"""Whose libraries the loader puts into each program: in a root it is empty, since the loader runs there with rights."""
 MASKED_FILES = tuple(
     Path(__file__).with_name("masked_proc") / name for name in ("cmdline", "loadavg", "meminfo", "stat")
 )
 """What a sandbox reads in place of files in `/proc` that tell of the machine: no command line of the kernel, no load,
 no processor time, and the memory that a sandbox has by default."""
+EMPTY_FILE = MASKED_FILES[0]
 PROBE_USER, NO_STATE = 65_534, "/none.tar"
 JOIN = """
 started=$1 info=$2 options=$3 mounts=$4 filter=$5 first=$6 second=$7 group=$8; shift 8
@@ -141,6 +144,8 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     if confined.kept is not None:
         confined.kept.place = confined.kept.place or _state_place(confined)
     environment = _environment(confined)
+    if confined.root:  # Of its locales, which may be the policy's, nothing is read.
+        environment["LC_ALL"] = "C"
     inner = _enter_root(confined) if confined.root else _enter(confined, environment.pop("LANG"))
     has_files = bool(confined.state or confined.kept)
     folders = [folder for folder in _layout(confined).own_memory_folders if folder != ROLLOUT or not has_files]
@@ -228,7 +233,7 @@ def _mount_layers(confined: Confined) -> tuple[str, ...]:
         "place": kept.place, "lower": confined.root or confined.state, "is_root": bool(confined.root),
         "user": confined.user, "depth": kept.depth, "kept": kept.paths,
         "bytes": settings.disk_mb * 2**20, "files": settings.files + OWN_FILES,
-        "points": [*(f"{path}/" for path in ROOT_FOLDERS), *points] if confined.root else (),
+        "points": [*(f"{path}/" for path in ROOT_FOLDERS), PRELOADED, *points] if confined.root else (),
     }  # fmt: skip
     return (*STATE_COMMAND, json.dumps(values))
 
@@ -300,7 +305,7 @@ def _mounts(confined: Confined) -> Iterator[str]:
     layout, kept = _layout(confined), confined.kept
     merged = kept.merged if kept is not None else f"{_state_place(confined)}/merged" if confined.state else ""
     if confined.root:
-        yield from ("--bind", merged, "/", "--tmpfs", PLACE)
+        yield from ("--bind", merged, "/", "--tmpfs", PLACE, "--ro-bind", str(EMPTY_FILE), PRELOADED)
     yield from ("--proc", "/proc", "--dev", "/dev")
     for file in MASKED_FILES:
         yield from ("--ro-bind", str(file), f"/proc/{file.name}")

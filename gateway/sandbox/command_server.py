@@ -135,7 +135,7 @@ class Server:
     def run(self, request: dict[str, Any]) -> Reply:
         """Runs a command to its end, or to a limit."""
         before = set(running())
-        process = start(request["command"], stdin=PIPE, stderr=PIPE)
+        process = start(request["command"], stdin=PIPE, stderr=PIPE, env={**os.environ, **request["env"]})
         streams = {stream: Output(request["output_bytes"]) for stream in (process.stdout, process.stderr)}
         deadline = time.monotonic() + request["timeout_s"]
         reason = communicate(process, streams, base64.b64decode(request["stdin"]), deadline)

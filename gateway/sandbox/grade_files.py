@@ -48,7 +48,7 @@ class Collection:
                     waiting += [os.path.join(path, name) for name in names]
                 elif stat.S_ISREG(state.st_mode):
                     self.add_file(path, state)
-                elif stat.S_ISLNK(state.st_mode) and stays_inside(path, top):
+                elif stat.S_ISLNK(state.st_mode) and stays_inside(path, os.readlink(path), top):
                     self.add_header(path, tarfile.SYMTYPE, 0o777, os.readlink(path))
                 else:
                     self.left_out += 1
@@ -78,11 +78,25 @@ class Collection:
             raise TooMuch
 
 
-def stays_inside(path: str, top: str) -> bool:
-    """Whether a link leads to a place in what is collected, by a relative way."""
-    target = os.readlink(path)
-    place = os.path.normpath(os.path.join(os.path.dirname(path), target))
-    return not target.startswith("/") and (place + "/").startswith(top.rstrip("/") + "/")
+def stays_inside(path: str, target: str, top: str) -> bool:
+    """Whether a link leads to a place in what is collected, wherever other links there lead: it goes up at its
+    beginning only, through folders that are no links, and never above the top."""
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    place = os.path.normpath("/".join((os.path.dirname(path), *parts[:up])))
+    return not target.startswith("/") and ".." not in parts[up:] and is_below(place, top)
+
+
+def is_below(path: str, top: str) -> bool:
+    """Whether a path without links is the top, or lies below it."""
+    return (path + "/").startswith(top.rstrip("/") + "/")
+
+
+def belongs(member: tarfile.TarInfo, tops: list[str]) -> bool:
+    """Whether a member of the artifacts' archive is what `collect` would have added: the policy may have made it."""
+    path = "/" + member.name
+    above = [top for top in tops if os.path.normpath(path) == path and is_below(path, top)]
+    return any(not member.issym() or stays_inside(path, member.linkname, top) for top in above)
 
 
 def collect(given: dict[str, Any]) -> dict[str, Any]:
@@ -106,10 +120,11 @@ def place(given: dict[str, Any]) -> dict[str, Any]:
     for path in (*given["remove"], given["reward"]):
         remove(path)
     make_folder(given["reward"])
-    for archive in given["unpack"]:
+    for archive, tops in given["unpack"]:
         with tarfile.open(archive) as tar:
             for member in tar:
-                unpack(tar, member)
+                if tops is None or belongs(member, tops):
+                    unpack(tar, member)
         os.remove(archive)
     return {"planted": planted}
 

@@ -134,7 +134,7 @@ class Grader:
         given = {
             "reward": settings.reward,
             "remove": [*(settings.artifacts if has_artifacts else ()), *settings.files],
-            "unpack": [ARTIFACTS, FILES] if has_artifacts else [FILES],
+            "unpack": [*([(ARTIFACTS, settings.artifacts)] if has_artifacts else ()), (FILES, None)],
         }
         return await _run_script(box, given)
 

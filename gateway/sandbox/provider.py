@@ -104,7 +104,13 @@ class Sandbox(Protocol):
         """A part of a file of at most `max_bytes`, and whether that ends it; raises OSError as `get` does."""
         ...
 
-    async def stop(self) -> None: ...
+    async def end(self) -> None:
+        """Ends all processes. Files that it keeps can still be frozen."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends all processes and drops the files."""
+        ...
 
     async def freeze(self) -> FrozenFiles:
         """Ends all processes and keeps the files, which the caller closes; raises SandboxEnded or SandboxKilled where
@@ -203,7 +209,7 @@ def use_root(settings: SandboxSettings) -> tuple[str, SandboxSettings, dict[str,
     except (ConfigError, OSError, ValueError) as error:
         raise Unavailable(f"a sandbox did not start: {error}") from error
     proxied = host_proxy.ENVIRONMENT if settings.hosts else {}
-    env = {"HOME": ROOT_HOME, **image["env"], **proxied, **settings.env}
+    env = {"HOME": ROOT_HOME, "LC_ALL": "", **image["env"], **proxied, **settings.env}
     update: dict[str, Any] = {"env": {}, "workdir": settings.workdir or image["workdir"]}
     return str(root.files), settings.model_copy(update=update), env
 
@@ -241,7 +247,9 @@ class LocalSandbox:
         return self._interpreter[: self._interpreter.index("-B")]
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
-        request = {"do": "run", "command": list(command), "stdin": await encode_base64(stdin)}
+        is_own = [*command[: len(self.python) + 1]] == [*self.python, "-I"]
+        env = {"LC_ALL": "C"} if is_own else {}  # Scripts of ours read no locale, which may be the policy's.
+        request = {"do": "run", "command": list(command), "stdin": await encode_base64(stdin), "env": env}
         reply = await self._ask(request | self._limits(timeout_s), timeout_s)
         if "error" in reply:
             raise OSError(str(reply["error"]))
@@ -278,16 +286,22 @@ class LocalSandbox:
         """Ends what was started in it."""
         await self._ask({"do": "end"}, FILE_S)
 
-    async def stop(self) -> None:
+    async def end(self) -> None:
         await self._process.stop()
-        if self._kept is not None:
-            self._kept.close()
+
+    async def stop(self) -> None:
+        kept, self._kept = self._kept, None
+        try:
+            await self._process.stop()
+        finally:
+            if kept is not None:
+                kept.close()
 
     async def freeze(self) -> FrozenFiles:
         await self._process.stop()
         kept, self._kept = self._kept, None
         if kept is None:
-            raise SandboxEnded("it keeps no files")
+            raise SandboxEnded("it has kept no files")
         return FrozenNamespace(kept)
 
     def _limits(self, timeout_s: float) -> dict[str, Any]:
@@ -315,7 +329,7 @@ class LocalSandbox:
 
     async def _unreadable(self) -> SandboxEnded:
         """Ends the sandbox: what runs in it may have answered in place of its server."""
-        await self.stop()
+        await self.end()
         return SandboxEnded("its processes wrote an answer that cannot be read")
 
     async def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Enters a box that has a root: sets its limits, gives up all rights, and goes on as the command.
 
-Nothing of the root runs before that, since what lies there may be the policy's. Run as a script inside, by the
-interpreter of `root_interpreter.py`: its argument is JSON, and the command follows.
+Nothing of the root runs or is read before that, since what lies there may be the policy's. Run as a script inside, by
+the interpreter of `root_interpreter.py`: its argument is JSON, and the command follows.
 """
 
 import ctypes

@@ -196,7 +196,7 @@ class _SandboxSession:
             with anyio.move_on_after(answer_time_s()):
                 result = await _ask(sandbox, call.name, arguments)
                 return excuse_late_start(result, started_at) if result.reason == TOO_LONG else result
-            await sandbox.stop()
+            await sandbox.end()
             raise SandboxLate
         except SandboxKilled as error:
             log.error("tool %s: %s", call.name, error)

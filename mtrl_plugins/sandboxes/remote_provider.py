@@ -78,6 +78,7 @@ class RemoteProvider:
                 raise Unavailable(_describe(answer))
             started = answer.json()
             sandbox = RemoteSandbox(http, f"{url}/{started['id']}", settings, float(started["lease_s"]))
+            sandbox.keeps_files = keeps_files
             sandbox.python = tuple(map(str, started["python"]))
         except BaseException as error:
             statistics.count_refusal()
@@ -97,13 +98,15 @@ class RemoteSandbox:
     def __init__(self, http: httpx2.AsyncClient, url: str, settings: SandboxSettings, lease_s: float) -> None:
         self.url, self.lease_s = url, lease_s
         self.python: Sequence[str] = ()
+        self.keeps_files = False
+        """Whether its files are there until it is stopped, even if its processes have ended."""
         self._http, self._settings = http, settings
-        self._is_stopped, self._failure = False, ""
+        self._is_stopped, self._has_ended, self._failure = False, False, ""
         self._lock = anyio.Lock()
 
     @property
     def alive(self) -> bool:
-        return not self._is_stopped
+        return not self._is_stopped and not self._has_ended
 
     @property
     def has_ended(self) -> bool:
@@ -130,6 +133,12 @@ class RemoteSandbox:
             return (await decode_base64(reply["data"]))[: max_bytes - offset], reply.get("is_end") is not False
         except (ValueError, KeyError, TypeError) as error:
             raise await self._lost("it sent an answer that cannot be read") from error
+
+    async def end(self) -> None:
+        """Uses it no more; the server ends its processes when it is frozen, if it has not."""
+        self._has_ended = True
+        if not self.keeps_files:
+            await self.stop()
 
     async def stop(self) -> None:
         """Stops it. Where the server does not answer, the lease ends it."""
@@ -172,26 +181,28 @@ class RemoteSandbox:
         async with self._lock:
             if self._failure:
                 raise SandboxKilled(self._failure)
-            if self._is_stopped:
+            if self._is_stopped or (self._has_ended and verb != "freeze"):
                 raise SandboxEnded("it has been stopped")
             try:
                 with anyio.fail_after(within_s):
                     answer = await self._http.post(f"{self.url}/{verb}", content=await encode_message(body))
             except NOT_SENT as error:
-                await self.stop()
-                raise Unavailable(f"the server of sandboxes cannot be reached: {_text(error)}") from error
+                reason = f"the server of sandboxes cannot be reached: {_text(error)}"
+                await self._lost(reason)
+                raise Unavailable(reason) from error
             except (httpx2.HTTPError, TimeoutError) as error:
                 raise await self._lost(_text(error)) from error
             except BaseException:
-                await self.stop()
+                await self.end()
                 raise
             return await self._read(answer)
 
     async def _read(self, answer: httpx2.Response) -> dict[str, Any]:
         if not answer.is_success:
-            await self.stop()
             gone = "the sandbox is not there any more: " if answer.status_code == NOT_FOUND else ""
-            raise Unavailable(gone + _describe(answer))
+            reason = gone + _describe(answer)
+            await self._lost(reason)
+            raise Unavailable(reason)
         try:
             reply = await parse_message(answer.content)
         except (ValueError, RecursionError):
@@ -199,7 +210,7 @@ class RemoteSandbox:
         if not isinstance(reply, dict):
             raise await self._lost("it sent an answer that cannot be read")
         if "ended" in reply:
-            await self.stop()
+            await self.end()
             raise SandboxEnded(str(reply["ended"]))
         if "killed" in reply:
             raise await self._lost(str(reply["killed"]))

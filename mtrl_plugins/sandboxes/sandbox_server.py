@@ -215,7 +215,7 @@ class SandboxServer:
             with anyio.move_on_after(within_s):
                 answer = await do()
                 return await built_response(lambda: answer, is_large=is_large(answer, LARGE_BYTES))
-            await sandbox.stop()
+            await sandbox.end()
             return json_response({"ended": "it did not answer in time"})
         except SandboxEnded as error:
             return json_response({"ended": str(error)})

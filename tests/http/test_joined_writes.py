@@ -19,9 +19,6 @@ class _Transport:
     def write(self, data: bytes) -> None:
         self.sent.append(data)
 
-    def writelines(self, pieces: Any) -> None:
-        self.sent.append(tuple(pieces))
-
     def close(self) -> None:
         self.sent.append("closed")
 
@@ -36,7 +33,7 @@ async def test_head_and_body_of_one_turn_are_sent_together_and_once() -> None:
     joined.write(b"head")
     joined.write(b"body")
     await asyncio.sleep(0)
-    assert transport.sent == [(b"head", b"body")]
+    assert transport.sent == [b"headbody"]
 
 
 async def test_head_without_a_body_is_sent_in_the_next_turn() -> None:
@@ -55,3 +52,11 @@ async def test_what_waits_is_sent_before_the_connection_closes() -> None:
     joined.close()
     await asyncio.sleep(0)
     assert transport.sent == [b"head", "closed"]
+
+
+async def test_nothing_is_sent_on_a_connection_that_is_closing() -> None:
+    joined, transport = _make()
+    joined.write(b"head")
+    transport.is_closing = lambda: True
+    await asyncio.sleep(0)
+    assert transport.sent == []

@@ -100,6 +100,7 @@ FILES = {
         "import sysconfig; " + _writes("sysconfig.get_paths()['purelib'] + '/mtrl_attack.py'"), READ_ONLY, False
     ),
     "writes to the root": Attack(_writes("'/mtrl-attack'"), READ_ONLY, False),
+    "has a library loaded into each program": Attack(_writes("'/etc/ld.so.preload'"), READ_ONLY, False),
     "makes a device": Attack(
         "import os, stat; os.mknod('device', 0o600 | stat.S_IFBLK, os.makedev(8, 0)); print('SUCCEEDED')",
         NOT_PERMITTED,

@@ -76,7 +76,7 @@ with open_command_line(Confined(command, SandboxSettings(), scripts, is_first_pr
         receive()
         for name in sys.argv[2:]:
             command = [python, "-c", ATTACKS[name].code.format(secret="/secret")]
-            request = {"do": "run", "command": command, "stdin": "", "timeout_s": 60, "output_bytes": 9999}
+            request = {"do": "run", "command": command, "stdin": "", "timeout_s": 60, "output_bytes": 9999, "env": {}}
             body = json.dumps(request).encode()
             server.stdin.write(pack_header(1, body) + body)
             server.stdin.flush()

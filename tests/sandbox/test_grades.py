@@ -17,6 +17,7 @@ from gateway.client import RemoteGateway
 from gateway.errors import ConfigError, Unavailable
 from gateway.gateway import Gateway
 from gateway.process.reaper import Reaper
+from gateway.sandbox import grade_files
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.grade_settings import GradeSettings
 from gateway.sandbox.grader import Grade, Grader, NoGrade, parse_reward
@@ -28,7 +29,7 @@ from gateway.state.state_hash import hash_state
 from gateway.types import Outcome, Task, ToolCall
 from tests.live_server import live_server
 from tests.sandbox.cheats import CHEATS, Cheat
-from tests.sandbox.roots import make_root
+from tests.sandbox.roots import make_layer, make_link, make_root
 
 LIMITS = {"memory_mb": 256, "processes": 40, "disk_mb": 16, "files": 1000}
 EXPECTED = "4711"
@@ -117,9 +118,9 @@ async def test_no_cheat_scores_in_a_fresh_box_and_those_of_the_same_box_are_know
     cheat: Cheat, root: str, tests: Path, provider: BubblewrapProvider
 ) -> None:
     command = ["sh", "/tests/test.sh" if cheat.tests == "shell" else "/tests/python.sh"]
-    settings = make_settings(root)
+    settings, fresh_grade = make_settings(root), make_grade(tests, command=command, artifacts=cheat.artifacts)
     with anyio.fail_after(300):
-        fresh = await play(provider, settings, make_grade(tests, command=command), cheat.commands)
+        fresh = await play(provider, settings, fresh_grade, cheat.commands)
         same = await play(
             provider, settings, make_grade(tests, command=command, mode="same", timeout_s=10.0), cheat.commands
         )
@@ -221,6 +222,42 @@ async def test_session_ends_with_the_grade_of_what_its_calls_left(tmp_path: Path
                 (tmp_path / "state").mkdir(exist_ok=True)
                 (tmp_path / "state/file").write_text("kept\n")
                 assert session.states == {"sandbox": hash_state(tmp_path / "state")}
+
+
+def test_archive_of_artifacts_writes_nothing_elsewhere_whoever_made_it(tmp_path: Path) -> None:
+    top, out = tmp_path / "app", tmp_path / "out"
+    out.mkdir()
+    app = str(top).lstrip("/")
+    members = [
+        (f"{app}/good", b"1"), (f"{app}/../../out/one", b"2"), (f"{app[:-3]}out/two", b"2"), (f"{app}2/three", b"2"),
+        make_link(f"{app}/away", "../out"), make_link(f"{app}/absolute", str(out)), make_link(f"{app}/mine", "good"),
+        make_link(f"{app}/self", "."), make_link(f"{app}/behind", "self/../out"), (f"{app}/away/four", b"2"),
+    ]  # fmt: skip
+    archive = tmp_path / "archive.tar"
+    archive.write_bytes(make_layer(members))
+    grade_files.place({"reward": str(tmp_path / "reward"), "remove": [], "unpack": [(archive, [str(top)])]})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["app", "out", "reward"] and not [*out.iterdir()]
+    assert sorted(path.name for path in top.rglob("*")) == ["away", "four", "good", "mine", "self"]
+    assert not (top / "away").is_symlink() and (top / "mine").read_text() == "1"
+
+
+async def test_rollout_whose_last_call_was_late_is_graded_by_its_own_files(
+    tmp_path: Path, root: str, tests: Path
+) -> None:
+    async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway, gateway.open() as session:
+        command = f"echo {EXPECTED} > /app/answer; kill -STOP $PPID; sleep 600"  # The server of commands.
+        with anyio.fail_after(10):
+            late = await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
+        assert "did not answer in time" in late.text, late
+        assert await session.finish() == {"grade": 1.0}
+
+
+async def test_stopped_sandbox_has_no_files_to_freeze(root: str, provider: BubblewrapProvider) -> None:
+    """Its descriptors are closed by then: their numbers may lead to the files of another rollout."""
+    box = await provider.start(make_settings(root), keeps_files=True)
+    await box.stop()
+    with pytest.raises(SandboxEnded, match="kept no files"):
+        await box.freeze()
 
 
 async def test_grade_without_a_root_is_made_of_the_files_below_rollout(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from gateway.cli import app
 from gateway.errors import ConfigError, Unavailable
 from gateway.process.reaper import Reaper
 from gateway.sandbox.provider import BubblewrapProvider, Sandbox
+from gateway.sandbox.root_interpreter import PLACE, interpreter_files
 from gateway.sandbox.roots import add_root, find_root, list_roots, remove_root, roots_folder
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
@@ -108,7 +109,9 @@ async def test_files_outlive_processes_and_boxes_that_follow_change_nothing_of_t
     try:
         for _ in range(2):
             second = await provider.start(limited(root), keeps_files=True, files_of=kept)
-            assert await shell(second, "ls /app /etc; ps | grep -c '[s]leep'") == "/app:\none\nvi\n\n/etc:\n0"
+            assert await shell(second, "ls /app; ls /etc/motd; ps | grep -c '[s]leep'") == (
+                "one\nvi\nls: /etc/motd: No such file or directory\n0"
+            )
             await shell(second, "echo 2 > /app/two; rm /app/one")
             later = await second.freeze()
             third = await provider.start(limited(root), files_of=later)
@@ -201,6 +204,26 @@ async def test_images_are_flattened_with_whiteouts_links_and_one_owner(
     assert (state.st_mode & 0o7777, state.st_uid) == (0o755, os.geteuid())
     box = await provider.start(limited("image"))
     assert await shell(box, "pwd; echo $PLACE; cat /link/two") == "/app\nimage\n2"
+    await box.stop()
+
+
+def make_preloading_layer() -> bytes:
+    """A layer that has a library loaded into each program."""
+    library = Path(interpreter_files()[f"{PLACE}/libraries"], "libm.so.6").read_bytes()
+    return make_layer([("etc/ld.so.preload", b"/lib/hostile.so\n"), ("lib/hostile.so", library)])
+
+
+async def test_libraries_that_an_image_preloads_are_loaded_into_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: BubblewrapProvider
+) -> None:
+    """The loader that reads this file starts the box, with rights on the machine."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    base = export(make_tree(tmp_path / "tree"), tmp_path / "tree.tar").read_bytes()
+    add_root("image", save(tmp_path / "image.tar", [base, make_preloading_layer()]))
+    box = await provider.start(limited("image"))
+    maps = await box.run_python("print(open('/proc/self/maps').read())", 20.0)
+    assert "libc" in maps.stdout and "hostile" not in maps.stdout
+    assert await shell(box, 'cat /etc/ld.so.preload; echo "$LANG $LC_ALL"') == "C.UTF-8"
     await box.stop()
 
 

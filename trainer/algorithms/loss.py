@@ -117,10 +117,11 @@ def compute_importance_weights(batch: Batch, settings: MismatchSettings) -> Tens
         weights_T = weights_T * ((ratio_T >= low) & (ratio_T <= high))
     if settings.truncate == "auto":
         if not settings.reject:
-            difference_T = torch.where(batch.fresh_T, (batch.old_logprobs_T - batch.engine_logprobs_T).abs(), 0)
-            is_far = difference_T.sum() > MAX_UNCORRECTED * batch.fresh_T.sum()
+            # By sequence, since a step's rows may be dealt in any way to micro-batches and ranks.
+            difference_T = (batch.old_logprobs_T - batch.engine_logprobs_T).abs()
+            is_far_S = batch.mean_by_sequence(difference_T, batch.fresh_T) > MAX_UNCORRECTED
             corrected_T = weights_T * _compute_ratio(batch, "token").clamp(max=settings.cap)
-            weights_T = torch.where(is_far, corrected_T, weights_T)
+            weights_T = torch.where(is_far_S[batch.sequence_T], corrected_T, weights_T)
     elif settings.truncate != "never":
         weights_T = weights_T * _compute_ratio(batch, settings.truncate).clamp(max=settings.cap)
     return weights_T.detach()

@@ -77,7 +77,7 @@ class MismatchSettings(FrozenModel):
 
     truncate: Literal["auto", "token", "sequence", "never"] = "auto"
     """Weights tokens by the ratio of trainer to engine probability, of the token or of its whole sequence (truncated
-    importance sampling). `auto` is `token` where the mean difference of logprobs is above 0.001 nats in a micro-batch,
+    importance sampling). `auto` is `token` where the mean difference of logprobs is above 0.001 nats in a sequence,
     unless `reject` is set."""
     cap: PositiveFloat = 2.0
     """The largest such weight."""

@@ -376,6 +376,9 @@ class PolicyUpdater:
         def plan(batch: Batch) -> PassPlan | None:
             return self._policy.logprob_reader.plan(batch.ids_T, batch.sequence_T, batch.trained_T)
 
+        if len(minibatch) == 1:
+            yield minibatch[0], plan(minibatch[0].on_host)
+            return
         with ThreadPoolExecutor(1, "plan") as thread:
             upcoming = deque([thread.submit(plan, minibatch[0].on_host)])
             for number, micro_batch in enumerate(minibatch):

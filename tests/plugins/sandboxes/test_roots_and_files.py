@@ -83,6 +83,22 @@ async def test_server_of_sandboxes_has_roots_of_its_own_and_keeps_frozen_files_w
         await provider.start(rooted, files_of=kept)
 
 
+async def test_files_of_a_sandbox_on_a_server_outlive_processes_that_were_ended(server: Served, reaper: Reaper) -> None:
+    settings, running = server
+    provider = choose_provider(settings, reaper)
+    for command in ("echo 1 > a; kill -9 -1", "echo 1 > a; kill -STOP $PPID; sleep 600"):
+        box = await provider.start(settings, keeps_files=True)
+        with anyio.fail_after(10), pytest.raises(SandboxEnded):
+            await box.run(("sh", "-c", command), b"", 1.0)
+        assert not box.alive
+        kept = await box.freeze()
+        again = await provider.start(settings, files_of=kept)
+        assert await shell(again, "cat a") == "1"
+        await again.stop()
+        await kept.close()
+    assert not running.leases
+
+
 def find_podman() -> str | None:
     """Podman with a runtime that starts a container here, if there is one."""
     if shutil.which("podman") is None or os.geteuid() != 0:

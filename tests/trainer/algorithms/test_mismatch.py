@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.algorithms import reference_loops
+from tests.trainer.algorithms.reference_loops import ListBatch
 from trainer.algorithms.loss import StepTotals, compute_importance_weights, compute_loss, measure_mismatch
 from trainer.algorithms.packing import BatchRow
 from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
@@ -102,6 +103,14 @@ def test_mismatch_is_corrected_by_default_where_it_is_measured(off: float, is_co
     by_default = compute_importance_weights(batch, MismatchSettings())
     by_token = compute_importance_weights(batch, MismatchSettings(truncate="token"))
     assert torch.equal(by_default, by_token if is_corrected else batch.trained_T.to(by_token.dtype))
+
+
+def test_correction_of_a_sequence_does_not_depend_on_the_rows_beside_it() -> None:
+    near, far = reference_loops.make_batch(2, spread=1e-4), reference_loops.make_batch(3, spread=1e-2)
+    together = ListBatch(near.rows + far.rows, near.new + far.new, near.old + far.old, near.ref + far.ref)
+    apart = [compute_importance_weights(example.batch(), MismatchSettings()) for example in (near, far)]
+    assert torch.equal(compute_importance_weights(together.batch(), MismatchSettings()), torch.cat(apart))
+    assert apart[0].unique().numel() == 2 < apart[1].unique().numel()
 
 
 def test_mismatch_is_not_corrected_where_settings_say_so_or_reject_instead() -> None:

@@ -19,7 +19,7 @@ from tests.trainer.train.trainings import write_config
 from trainer.cli import app
 
 STEPS = 4
-TOLERANCE = 1e-6
+TOLERANCE = 1e-5  # Adam's first steps magnify how sums over ranks round
 FASTER = "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=2"
 RUN = Path("runs/a")
 REWARDS = ROOT / "tests/trainer/train/sevenths.py"
