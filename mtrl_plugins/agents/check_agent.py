@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from anyio import to_thread
 from rich.console import Console
 from rich.text import Text
 
@@ -46,7 +47,7 @@ async def check_agent(settings: TrainSettings, console: Console) -> bool:
             console.print(Text(text), soft_wrap=True)
 
         log(agent.describe())
-        findings = list(find_problems(job))
+        findings = await to_thread.run_sync(lambda: list(find_problems(job)))
         for finding in findings:
             print_finding(finding, console)
         engine = await stack.enter_async_context(job.make_engine(folder, None, log))

@@ -365,10 +365,10 @@ def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     return {"coefficient": parse_number(value), **kind}
 
 
-def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:
+def mismatch(value: Any, config: SourceConfig) -> dict[str, Any]:
     """The correction of the mismatch between engine and trainer."""
     if value is None:
-        return None
+        return {"truncate": "never"}
     if value not in CORRECTIONS:
         raise UnsupportedValue(f"unknown correction {value!r}", f"write one of {', '.join(CORRECTIONS)}")
     threshold, correction = config.number("rollout_importance_sampling_threshold"), CORRECTIONS[value]

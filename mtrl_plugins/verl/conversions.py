@@ -286,8 +286,8 @@ def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
 CORRECTION = "algorithm.rollout_correction"
 
 
-def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:
-    """The correction of the mismatch between engine and trainer: truncated weights, rejection or both."""
+def mismatch(value: Any, config: SourceConfig) -> dict[str, Any]:
+    """The correction of the mismatch between engine and trainer: truncated weights, rejection, both or neither."""
     settings: dict[str, Any] = {}
     if config.has(f"{ACTOR}.tis_imp_ratio_cap") and (cap := config.number(f"{ACTOR}.tis_imp_ratio_cap")) > 0:
         settings = {"truncate": "token", "cap": cap}
@@ -302,7 +302,7 @@ def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:
             )
         high, low = config.number(f"{CORRECTION}.rollout_rs_threshold"), f"{CORRECTION}.rollout_rs_threshold_lower"
         settings |= {"reject": level, "bounds": [config.number(low) if config.has(low) else 1 / high, high]}
-    return settings or None
+    return settings or {"truncate": "never"}
 
 
 def overlong(value: Any, config: SourceConfig) -> dict[str, Any] | None:

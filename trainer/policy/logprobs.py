@@ -106,6 +106,8 @@ SHARDED_RUN = "run_pass"
 Result = TypeVar("Result")
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 """Layer types in a model's configuration that work with forest attention."""
+LOGIT_OPTIONS = ("final_logit_softcapping", "logits_soft_cap", "logits_scaling", "logit_scale", "lm_head_multiplier")
+"""Options of a model's configuration by which its logits are others than those of its head alone."""
 
 
 class Logprobs(NamedTuple):
@@ -222,6 +224,8 @@ class LogprobReader:
                 problem = f"{type(error).__name__}: {error}"
         if unknown := sorted({*(getattr(config, "layer_types", None) or ())} - SUPPORTED_LAYERS):
             problem = f"it has layers of type {unknown[0]}"
+        if changed := [name for name in LOGIT_OPTIONS if getattr(config, name, None) not in (None, 1)]:
+            problem = f"it changes its logits by `{changed[0]}`"
         if not problem:
             return ""
         return f"common prefixes are not shared for {config.model_type}, which makes training slower: {problem}"

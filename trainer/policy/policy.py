@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from gateway.types import Image
@@ -27,7 +27,6 @@ from trainer.policy.optimizers import (
     fill_gradients,
     learning_rate_factor,
 )
-from trainer.policy.prefix_forest import ATTENTION_NAME, forest_attention
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import ONE_RANK, Ranks
 from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
@@ -93,7 +92,7 @@ class Policy:
         return Critic(copy.deepcopy(self.model), settings, self.settings, dtype, self.image_processor)
 
     def _compile_layers(self) -> None:
-        """Compiles decoder layers, once for all lengths. Attention over a forest is left out: it has its own kernel."""
+        """Compiles decoder layers, once for all lengths."""
         if self.ranks.size > 1:
             raise PolicyError("`update.compile` works in one process", "leave it off with `--ranks`")
         decoder = language_model_of(self.model)
@@ -101,8 +100,6 @@ class Policy:
         if layers is None:
             kind = self.model.config.model_type
             raise PolicyError(f"{kind} models have no list of decoder layers to compile", "leave `update.compile` off")
-        uncompiled = torch.compiler.disable(forest_attention)  # type: ignore[no-untyped-call]
-        AttentionInterface.register(ATTENTION_NAME, uncompiled)
         for layer in layers:
             layer.compile(dynamic=True)
 

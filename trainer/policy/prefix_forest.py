@@ -208,11 +208,14 @@ def _pad_blocks(batch: Sequence[_BlockBuilder]) -> AttentionBlocks:
 
 
 ATTENTION_NAME = "forest"
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""What layers give to their attention that changes its result, and that is not computed here."""
 
 
 def register_attention() -> None:
-    """Registers forest attention with transformers by name, which a model's own layers look up."""
-    AttentionInterface.register(ATTENTION_NAME, forest_attention)
+    """Registers forest attention with transformers by name, which a model's own layers look up. Compiled layers leave
+    it out: it has its own kernel."""
+    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(forest_attention))  # type: ignore[no-untyped-call]
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 
 
@@ -220,6 +223,8 @@ def forest_attention(
     _: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Attends all nodes. Has the signature of transformers: one row, whose tokens are the nodes."""
+    if unsupported := [name for name in UNSUPPORTED if kwargs.get(name) is not None]:
+        raise NotImplementedError(f"its attention has `{unsupported[0]}`")
     forest: PrefixForest = kwargs["forest"]
     inputs = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]
     heads = [tensor.shape[1] for tensor in (query, key, value)]

@@ -112,6 +112,13 @@ class Evaluation:
             if (found := {count: value for count in counts if (value := compute(outcomes, count)) is not None})
         }
 
+    def tries_metrics(self, k: int) -> dict[str, float]:
+        """The metrics of k sampled tries of each task; pass@k and pass^k only if some task has so many."""
+        metrics = {"eval/lost_tries": float(self.lost)}
+        if self.all.tried:
+            metrics["eval/sampled"] = self.all.value
+        return metrics | {f"eval/{name}k": each[k] for name, each in self.passes(k).items() if k in each}
+
     def metrics_by_kind(self, name: str) -> dict[str, float]:
         """A metric for each kind, if there is more than one."""
         return {f"{name}/{kind}": rate.value for kind, rate in self.kinds.items()} if len(self.kinds) > 1 else {}

@@ -299,9 +299,8 @@ class TrainLoop:
             if measured_value(metrics) is None:
                 text = f"{evaluation.lost} of {len(tasks)} held-out tasks were lost: their success is not compared"
                 self.progress.print_message(text)
-        if sampled is not None and sampled.all.tried:
-            passes = {f"eval/{name}k": each[max(each)] for name, each in sampled.passes(tries).items()}
-            metrics |= {"eval/sampled": sampled.all.value} | passes
+        if sampled is not None:
+            metrics |= sampled.tries_metrics(tries)
         return metrics | evaluation.metrics_by_kind(METRIC)
 
     async def _evaluate_before(self) -> None:

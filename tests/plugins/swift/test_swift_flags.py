@@ -13,6 +13,7 @@ from mtrl_plugins.scripts.translate import Translation, format_report, format_ru
 from mtrl_plugins.swift.conversions import SWIFT_TABLE
 from mtrl_plugins.swift.read_script import read_command
 from tests.conftest import Write
+from trainer.algorithms.settings import MismatchSettings
 from trainer.ledger import Author, Entry, Ledger
 from trainer.load_plugin import load_object
 from trainer.train.settings import TrainSettings
@@ -157,6 +158,7 @@ LOSSES = {
     "--advantage_estimator reinforce_plus_plus": {"name": "reinforce_pp_baseline", "aggregate": "sequence"},
     "--advantage_estimator reinforce_plus_plus --scale_rewards batch": {"name": "reinforce_pp_baseline"},
     "--delta 2.5": {"clip_dual": 2.5},
+    "--beta 0": {"mismatch": MismatchSettings(truncate="never").model_dump()},
 }
 
 

@@ -139,6 +139,7 @@ def test_missing_keys_have_verls_defaults() -> None:
         "prompts": 1024, "n": 8, "update.lr": 1e-6, "update.weight_decay": 0.01, "update.betas": [0.9, 0.999],
         "update.gradient_checkpointing": True, "update.minibatches": 4, "algorithm.aggregate": "token",
         "algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2, "algorithm.clip_dual": 3.0, "algorithm.kl": None,
+        "algorithm.mismatch": {"truncate": "never"},
         "limits.assistant_turns": 1, "limits.user_turns": 0, "tools": [], "evaluation.every": 0,
     }.items():  # fmt: skip
         assert get_setting(translation, setting) == value, setting

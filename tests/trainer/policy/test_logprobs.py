@@ -91,7 +91,7 @@ def test_compiled_layers_give_the_same_gradients_and_are_compiled_once_for_all_l
         return graph.forward
 
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=count))
-    plain, compiled = (Policy(tiny_model(), UpdateSettings(compile=value)) for value in (False, True))
+    compiled, plain = (Policy(tiny_model(), UpdateSettings(compile=value)) for value in (True, False))
     counts = []
     for rows in ([[1, 2, 3, 4, 5], [1, 2, 5]], [[7, 8, 9], [7, 8, 3, 2]], [[*range(20)], [1, 2]], [[*range(40)]]):
         for policy in (plain, compiled):
@@ -106,11 +106,11 @@ def gpt2() -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.5)).train(False)
 
 
-def gemma2() -> PreTrainedModel:
-    """A model that caps its logits."""
+def gemma2(**options: Any) -> PreTrainedModel:
+    """A model that caps its logits, those of its attention too."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = Gemma2Config(vocab_size=50, **sizes, num_key_value_heads=2, head_dim=8, initializer_range=0.3)
+    config = Gemma2Config(vocab_size=50, **sizes, num_key_value_heads=2, head_dim=8, initializer_range=0.3, **options)
     return Gemma2ForCausalLM(config).train(False)
 
 
@@ -122,6 +122,16 @@ def test_unsupported_model_runs_each_sequence_alone() -> None:
     assert torch.allclose(policy_logprobs(policy, rows), expected, atol=1e-5)
     assert float(policy.compute_batch_logprobs(*pack_sequences(rows)).entropy_T[0]) == 0.0
     assert policy.logprob_reader.compute_hidden_states(*pack_sequences(rows)[:2]).states_UD.shape == (7, 16)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kept", "left_out"),
+    [("final_logit_softcapping", "attn_logit_softcapping"), ("softcap", "final_logit_softcapping")],
+)
+def test_capped_logits_are_noticed_however_coarse_the_dtype(dtype: Any, kept: str, left_out: str) -> None:
+    policy = Policy(gemma2(**{left_out: None}), UpdateSettings(dtype=dtype))
+    assert f"`{kept}`" in policy.logprob_reader.fallback_reason
 
 
 def test_dropout_is_off() -> None:

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from mtrl_plugins.agents.check_agent import check_agent
+from tests.trainer.engine_sglang.engine_harness import hosting
+from tests.trainer.engine_sglang.model_server import ModelServer
+from tests.trainer.train.jobs import demo_model
 from tests.trainer.train.test_modes import (
     make_job,
     read_lines,
@@ -81,6 +85,13 @@ async def test_resumed_training_of_an_agent_goes_on_as_if_never_stopped(
     assert read_metrics_without_times(halved) == read_metrics_without_times(whole)
     check_account(halved)
     assert all("eval/greedy" in line for line in read_lines(halved))
+
+
+async def test_an_agent_with_a_served_teacher_is_checked(tools: str, one_thread: None) -> None:
+    console = string_console()
+    async with hosting(ModelServer(demo_model()).app()) as url:
+        job = agent_job(tools, sampling={}, algorithm={"kl": {"reference": {"url": url}}})
+        assert await check_agent(job, console), console.file.getvalue()  # type: ignore[attr-defined]
 
 
 async def test_trained_agent_is_compared_with_the_model_before(tools: str, tmp_path: Path, one_thread: None) -> None:

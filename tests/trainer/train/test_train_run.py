@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 
 from gateway.errors import ConfigError
+from tests.trainer.algorithms.scored_groups import outcomes
 from tests.trainer.train.jobs import small_job
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_metrics
 from trainer.storage.run_status import RunStatus, read_status
-from trainer.train.evaluate import compare_run
+from trainer.train.evaluate import Evaluation, compare_run
 from trainer.train.replay_step import replay_step
 from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
@@ -115,8 +116,15 @@ async def test_evaluations_during_a_run_tell_pass_at_k_and_pass_hat_k(tmp_path: 
     await train(small_job(evaluation=evaluation, steps=1, prompts=2, n=2), tmp_path / "run", string_console())
     for metrics in read_metrics(tmp_path / "run" / "metrics.jsonl"):
         assert metrics["eval/pass^k"] <= metrics["eval/sampled"] <= metrics["eval/pass@k"]
-        assert metrics["eval/tasks"] == 3
+        assert metrics["eval/tasks"] == 3 and metrics["eval/lost_tries"] == 0
         assert all(describe_metric(name) for name in metrics)
+
+
+def test_pass_at_k_is_told_only_of_that_k() -> None:
+    tried_twice = Evaluation.from_groups([outcomes(1.0, 0.0)], lost=2)
+    assert tried_twice.tries_metrics(4) == {"eval/lost_tries": 2.0, "eval/sampled": 0.5}
+    assert tried_twice.tries_metrics(2).keys() >= {"eval/pass@k", "eval/pass^k"}
+    assert Evaluation.from_groups([], lost=4).tries_metrics(4) == {"eval/lost_tries": 4.0}
 
 
 async def test_untrained_weights_are_evaluated_also_by_an_engine_that_shares_the_trainers(
