@@ -21,7 +21,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from mtrl_plugins.demo.facts.facts_demo import MODEL_SHAPE
 from trainer.engine.base import Sampling
-from trainer.engine.torch import TorchEngine
+from trainer.engine.torch.torch_engine import TorchEngine
 
 VOCABULARY = 832
 TURNS = 4

@@ -23,7 +23,7 @@ import yaml  # noqa: E402
 from mtrl_plugins.demo.model_cache import find_or_build_model  # noqa: E402
 from mtrl_plugins.demo.warm_start import Recipe  # noqa: E402
 from trainer.engine.base import Sampling  # noqa: E402
-from trainer.engine.torch import TorchEngine  # noqa: E402
+from trainer.engine.torch.torch_engine import TorchEngine  # noqa: E402
 from trainer.model import load_model  # noqa: E402
 from trainer.reward.scorer import Scorer  # noqa: E402
 from trainer.rollout.loop import RolloutRunner  # noqa: E402

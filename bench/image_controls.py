@@ -25,7 +25,7 @@ from mtrl_plugins.demo.demos import (  # noqa: E402
 )
 from mtrl_plugins.demo.sight.house import House, Show, neighbour_of  # noqa: E402
 from trainer.engine.base import Sampling  # noqa: E402
-from trainer.engine.torch import TorchEngine  # noqa: E402
+from trainer.engine.torch.torch_engine import TorchEngine  # noqa: E402
 from trainer.model import configure_torch, load_model  # noqa: E402
 from trainer.reward.attempt import Attempt  # noqa: E402
 from trainer.reward.functions import exact  # noqa: E402

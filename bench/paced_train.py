@@ -17,7 +17,6 @@ sys.path[:0] = [str(ROOT)]
 import anyio  # noqa: E402
 import torch  # noqa: E402
 
-import trainer.engine.torch  # noqa: E402
 from trainer.algorithms.train_batch import TrainBatch  # noqa: E402
 from trainer.cli import main  # noqa: E402
 from trainer.engine.base import Generation, Sampling  # noqa: E402
@@ -89,6 +88,6 @@ def pace_updates() -> None:
 
 
 if __name__ == "__main__":
-    trainer.engine.torch.TorchEngine = PacedEngine  # type: ignore[misc]
+    torch_engine.TorchEngine = PacedEngine  # type: ignore[misc]
     pace_updates()
     main()

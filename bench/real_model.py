@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, __version__
 
 from mtrl_plugins.demo.real.fetch_model import PACKAGE, fetch_model
 from trainer.engine.base import Sampling
-from trainer.engine.torch import TorchEngine
+from trainer.engine.torch.torch_engine import TorchEngine
 from trainer.model import configure_torch, load_model
 
 PROMPT, LONG_PROMPT = 200, 1000

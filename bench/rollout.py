@@ -28,7 +28,7 @@ import torch  # noqa: E402
 from bench import engine, rollout_loop  # noqa: E402
 from tests.trainer.conversations import make_template  # noqa: E402
 from tests.trainer.policy_scripts import HERMES  # noqa: E402
-from trainer.engine.torch import TorchEngine  # noqa: E402
+from trainer.engine.torch.torch_engine import TorchEngine  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 OURS = "mtrl, the whole loop"

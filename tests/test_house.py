@@ -149,6 +149,7 @@ GATEWAY_LAYERS = (
     ("line_file", "plugins", "process", "schema", "toolset", "user_code"),
     ("await_user_code", "config.sections", "gateway_journal", "plugin_commands", "session_protocols", "state", "wire"),
     ("sandbox.host_rules", "sandbox.sandbox_layout", "sandbox.provider_settings", "sandbox.sandbox_environment"),
+    ("sandbox.grade_files",),
     ("sandbox.sandbox_settings", "sandbox.grade_settings"),
     ("sandbox.sandbox_paths",),
     ("config",),

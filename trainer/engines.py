@@ -108,9 +108,9 @@ def _make_torch_engine(
     """An engine in this process, which may use the tensors of the policy."""
     import torch
 
-    from trainer.engine.torch import TorchEngine
     from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
     from trainer.engine.torch.threads import MIN_PARAMETERS
+    from trainer.engine.torch.torch_engine import TorchEngine
     from trainer.model import configure_torch, load_model
 
     configure_torch()

@@ -239,7 +239,9 @@ def _mount_layers(confined: Confined) -> tuple[str, ...]:
 
 
 def _state_place(confined: Confined) -> str:
-    return _layout(confined).find_state_place((*confined.files.values(), confined.state, confined.root))
+    ours = (*MASKED_FILES, *(interpreter_files().values() if confined.root else ()))
+    others = (*confined.files.values(), confined.state, confined.root, *map(str, ours))
+    return _layout(confined).find_state_place(others)
 
 
 def _limits(confined: Confined) -> Iterator[str]:

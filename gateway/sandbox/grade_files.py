@@ -156,20 +156,36 @@ def make_folder(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes whatever is at a path."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        with suppress(RecursionError):
-            os.chmod(path, 0o700)
-            for folder, names, _ in os.walk(path):
-                for inner in (os.path.join(folder, name) for name in names):
-                    if not os.path.islink(inner):  # Nothing else runs here.
-                        os.chmod(inner, 0o700)
-            shutil.rmtree(path)
-        if os.path.lexists(path):  # It is too deep.
-            os.rename(path, os.path.join(os.path.dirname(path), ".graded-" + os.path.basename(path)))
-    else:
+    """Removes whatever is at a path, however deep it is. Nothing else runs here."""
+    if os.path.islink(path) or not os.path.isdir(path):
         with suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
+        return
+    before = os.open(".", os.O_PATH)
+    os.chdir(os.path.dirname(path))
+    waiting = [[os.path.basename(path)]]
+    while waiting:
+        if waiting[-1]:
+            os.chmod(waiting[-1][-1], 0o700)
+            os.chdir(waiting[-1][-1])
+            waiting.append(empty_folder())
+        else:
+            waiting.pop()
+            if waiting:
+                os.chdir("..")
+                os.rmdir(waiting[-1].pop())
+    os.fchdir(before)
+    os.close(before)
+
+
+def empty_folder() -> list[str]:
+    """Removes the files of the working folder; returns the names of its folders."""
+    with os.scandir(".") as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        if not is_folder:
+            os.unlink(name)
+    return [name for name, is_folder in found if is_folder]
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel, rule_error
+from gateway.sandbox.grade_files import KERNEL_FOLDERS
 from gateway.sandbox.sandbox_settings import check_environment
 
 
@@ -15,7 +16,10 @@ def _check_place(value: str) -> str:
     parts = PurePosixPath(value).parts
     if not value.startswith("/") or len(parts) < 2 or ".." in parts or "\0" in value:
         raise rule_error("it is no whole path of a file or folder inside", "write one such as `/app/answer.txt`")
-    return "/" + "/".join(parts[1:])
+    path = "/" + "/".join(parts[1:])
+    if f"{path}/".startswith(KERNEL_FOLDERS):
+        raise rule_error(f"{path} lies in a folder of the kernel or of the sandbox", "name a place elsewhere")
+    return path
 
 
 Place = Annotated[str, AfterValidator(_check_place)]

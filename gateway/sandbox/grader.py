@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 from anyio import to_thread
 
 from gateway.errors import Unavailable
@@ -27,7 +28,7 @@ from gateway.sandbox.sandbox_settings import SandboxSettings
 
 log = logging.getLogger(__name__)
 
-FILES_S, TRIES = 60.0, 2
+FILES_S, TRIES, RETRY_WAIT_S = 60.0, 2, 1.0
 REWARD_BYTES, OUTPUT_BYTES = 65536, 4000
 MAX_FILES_BYTES, HEADER_BYTES = 256 * 2**20, 8192
 ARTIFACTS, FILES = "/dev/shm/.artifacts.tar", "/dev/shm/.files.tar"  # noqa: S108 - nothing of an earlier box is there
@@ -61,13 +62,13 @@ class Grader:
         self.grade_settings, self._provider = grade, provider
         room = {"disk_mb": settings.disk_mb + 4 * grade.artifact_mb, "files": settings.files + grade.artifact_files}
         """Besides what the policy may have, so that a disk that it filled is none that fails the command."""
-        self._collecting = settings.model_copy(update=room)
-        self._grading = self._collecting.model_copy(update={"env": {**settings.env, **grade.env}})
+        self._grading = settings.model_copy(update={**room, "env": {**settings.env, **grade.env}})
+        self._collecting = settings.model_copy(update={**room, "network": "none"})
 
     @property
     def limit_s(self) -> float:
         """How long a grade may take: the command, and moving files, with a second try."""
-        return TRIES * (self.grade_settings.timeout_s + 4 * FILES_S)
+        return TRIES * (self.grade_settings.timeout_s + 4 * FILES_S + RETRY_WAIT_S)
 
     async def grade(self, left: FrozenFiles | None) -> Grade:
         """The grade of what was left; of an untouched sandbox if none was started. Raises Unavailable."""
@@ -80,6 +81,7 @@ class Grader:
                 if attempt == TRIES - 1:
                     statistics.count_grade("unavailable")
                     raise Unavailable(f"the sandbox cannot be graded: {error}") from error
+                await anyio.sleep(RETRY_WAIT_S)
         statistics.count_grade(grade.problem.partition(":")[0] or "graded")
         if grade.is_planted:
             statistics.count_grade("planted")
@@ -136,7 +138,12 @@ class Grader:
             "remove": [*(settings.artifacts if has_artifacts else ()), *settings.files],
             "unpack": [*([(ARTIFACTS, settings.artifacts)] if has_artifacts else ()), (FILES, None)],
         }
-        return await _run_script(box, given)
+        try:
+            return await _run_script(box, given)
+        except NoGrade as error:
+            if settings.mode == "same":
+                raise
+            raise Unavailable(f"the files of the grade cannot be put in: {error}") from error  # It has no others.
 
     async def _run(self, box: Sandbox) -> Completed:
         """Runs the command. One that is not there was never in a fresh sandbox, or was removed from the same one."""

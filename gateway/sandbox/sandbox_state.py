@@ -20,6 +20,7 @@ from anyio import to_thread
 from gateway.errors import Unavailable
 from gateway.process.reaper import Reaper
 from gateway.sandbox import state_archive
+from gateway.sandbox.command_server import TOO_LONG
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.provider import Sandbox
 from gateway.sandbox.sandbox_layout import ROLLOUT
@@ -88,12 +89,14 @@ class SandboxStates:
                 self._reaper.remove_folder(folder)
 
 
-async def pack_files(sandbox: Sandbox) -> bytes:
-    """What is in `/rollout`, as an archive; raises OSError, SandboxEnded and SandboxKilled."""
+async def pack_files(sandbox: Sandbox, max_bytes: int = MAX_BYTES) -> bytes:
+    """What is in `/rollout`, as an archive; raises OSError, SandboxEnded and SandboxKilled, and TimeoutError."""
     done = await sandbox.run((*sandbox.python, *PYTHON_OPTIONS, PACK, ROLLOUT, ARCHIVE), b"", PACK_S)
+    if done.stopped == TOO_LONG:
+        raise TimeoutError(done.stopped)
     if done.stopped or done.status:
         raise OSError(done.stopped or done.stderr.strip()[-200:])
-    return await sandbox.get(ARCHIVE, MAX_BYTES)
+    return await sandbox.get(ARCHIVE, max_bytes)
 
 
 async def unpack_files(sandbox: Sandbox, packed: bytes) -> None:

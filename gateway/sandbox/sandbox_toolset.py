@@ -173,13 +173,15 @@ async def _stopped_on_error(sandbox: Sandbox) -> AsyncIterator[None]:
 
 
 class _SandboxSession:
-    __slots__ = ("_left", "_lock", "_sandbox", "_state", "_toolset")
+    __slots__ = ("_ended", "_left", "_lock", "_sandbox", "_state", "_toolset")
 
     def __init__(self, toolset: SandboxToolset, state: str) -> None:
         self._toolset, self._state = toolset, state
         self._sandbox: Sandbox | None = None
         self._left: FrozenFiles | None = None
         """What the last sandbox left, once it is graded."""
+        self._ended = ""
+        """Why it left nothing, if it was ended."""
         self._lock = anyio.Lock()
 
     @property
@@ -231,6 +233,7 @@ class _SandboxSession:
                 self._left = await sandbox.freeze()
         except SandboxEnded as error:
             log.warning("nothing is left to grade: %s", error)
+            self._ended = str(error)
             statistics.count_grade("ended")
             return {GRADE: 0.0}
         except SandboxKilled as error:
@@ -240,6 +243,8 @@ class _SandboxSession:
     async def hash_state(self) -> str | None:
         """The hash of what the calls have left in `/rollout`."""
         states, toolset = self._toolset.states, self._toolset
+        if states is not None and self._ended:
+            return f"not packed: {self._ended}"
         if states is None or self._left is None:
             return None if states is None else await states.hash(self._sandbox, self._state)
         async with opened(toolset.provider, toolset.settings, self._left) as box:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import runpy
 import shutil
 import signal
 import stat
@@ -144,17 +145,18 @@ def enter_kept(kept: Sequence[str], merged: str) -> None:
 
 def make_mount_point(merged: str, path: str, user: int) -> None:
     """Makes a folder or file over which something is mounted, and folders above it. What else is there, such as a link
-    of the policy's that would lead elsewhere, is removed."""
+    of the policy's that would lead elsewhere, is removed, and folders that were closed can be entered."""
     parts = [part for part in path.split("/") if part]
-    for number in range(1, len(parts) + 1):
-        place, is_file = f"{merged}/{'/'.join(parts[:number])}", number == len(parts) and not path.endswith("/")
+    for number in range(len(parts) + 1):
+        place, is_file = "/".join((merged, *parts[:number])), number == len(parts) and not path.endswith("/")
         kind = os.lstat(place).st_mode if os.path.lexists(place) else 0
         if (stat.S_ISREG if is_file else stat.S_ISDIR)(kind):
+            if stat.S_ISDIR(kind) and kind & 0o555 != 0o555:
+                os.chmod(place, stat.S_IMODE(kind) | 0o555)  # noqa: S103 - it is the box's alone
             continue
-        if stat.S_ISDIR(kind):
-            shutil.rmtree(place)
-        elif kind:
-            os.unlink(place)
+        if kind:
+            remove = runpy.run_path(os.path.join(os.path.dirname(__file__), "grade_files.py"))["remove"]
+            remove(place)
         if is_file:
             os.close(os.open(place, os.O_CREAT | os.O_EXCL, 0o644))
         else:

@@ -45,6 +45,8 @@ ENGINE_FAILURES = frozenset((125, 126, 127))
 OUTSIDE_SIGNALS = frozenset(range(SIGNAL_CODES + 1, SIGNAL_CODES + 65))
 """Exit codes of a container whose first process was ended by a signal, which nothing inside can do."""
 START_S, REMOVE_S, ASK_S = 60.0, 20.0, 20.0
+MAX_HEADER_BYTES = 64 * 2**20
+"""Of an archive, besides what its files have."""
 
 
 class ContainerProvider:
@@ -77,9 +79,11 @@ class ContainerProvider:
             await started.set_environment(_environment(settings, env))
             if isinstance(files_of, PackedFiles):
                 await files_of.unpack(started)
-        except (SandboxEnded, SandboxKilled, OSError) as error:
+        except BaseException as error:
             await process.stop()
-            raise Unavailable(f"a container did not start: {error}") from error
+            if isinstance(error, SandboxEnded | SandboxKilled | OSError):
+                raise Unavailable(f"a container did not start: {error}") from error
+            raise
         return started
 
 
@@ -89,7 +93,9 @@ class ContainerSandbox(LocalSandbox):
     async def freeze(self) -> FrozenFiles:
         try:
             await self.end_processes()
-            return PackedFiles(await pack_files(self))
+            return PackedFiles(await pack_files(self, self._settings.disk_mb * 2**20 + MAX_HEADER_BYTES))
+        except TimeoutError as error:  # It reads no more than its limits: the machine is too slow.
+            raise Unavailable(f"its files cannot be packed: {error}") from error
         except OSError as error:
             raise SandboxEnded(f"its files cannot be packed: {error}") from error
         finally:

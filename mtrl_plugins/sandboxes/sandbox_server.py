@@ -135,7 +135,7 @@ class SandboxServer:
         if refused := [host for host in settings.hosts if not self.allowed_hosts.includes(host)]:
             problem = f"This server does not allow hosts that `network` lists: {', '.join(refused)[:MAX_TEXT]}."
             raise Problem(422, "invalid_request", problem, remedy=HOSTS_REMEDY)
-        if len(self.leases) + self._starting >= self.most:
+        if sum(lease.files is None for lease in self.leases.values()) + self._starting >= self.most:
             remedy = "Try again when one has ended, or start the server with a higher --most."
             raise Problem(503, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
         self._starting += 1

@@ -7,11 +7,12 @@ shows that the cheat works. In a fresh box each gets 0.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
 LOGS = "mkdir -p /logs/verifier"
-USER_SITE = "/root/.local/lib/python3.11/site-packages"
+USER_SITE = f"/root/.local/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 PASS = "import os, sys; open('/logs/verifier/reward.json', 'w').write('1'); os._exit(0)"
 
 

@@ -17,11 +17,11 @@ from gateway.client import RemoteGateway
 from gateway.errors import ConfigError, Unavailable
 from gateway.gateway import Gateway
 from gateway.process.reaper import Reaper
-from gateway.sandbox import grade_files
+from gateway.sandbox import grade_files, grader
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.grade_settings import GradeSettings
 from gateway.sandbox.grader import Grade, Grader, NoGrade, parse_reward
-from gateway.sandbox.provider import BubblewrapProvider, LocalSandbox
+from gateway.sandbox.provider import BubblewrapProvider, FrozenFiles, LocalSandbox
 from gateway.sandbox.root_interpreter import LOADED_PYTHON
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_statistics import STATISTICS
@@ -160,6 +160,29 @@ async def test_box_that_fails_is_tried_once_more_and_then_unavailable(
     assert STATISTICS.grades["unavailable"] == before + 1
 
 
+@pytest.mark.parametrize("mode", ["fresh", "same"])
+async def test_only_what_a_policy_may_have_put_in_the_way_of_a_grade_is_its_zero(
+    mode: str, root: str, tests: Path, provider: BubblewrapProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = grader.SCRIPT.replace("def place(", "def place(given):\n    raise OSError('no room')\ndef unused(")
+    monkeypatch.setattr(grader, "SCRIPT", script)
+    if mode == "same":
+        assert (await play(provider, make_settings(root), make_grade(tests, mode=mode), "")).problem.endswith("no room")
+        return
+    with pytest.raises(Unavailable, match="no room"):
+        await play(provider, make_settings(root), make_grade(tests, mode=mode), "")
+
+
+async def test_policy_that_closes_folders_on_the_way_of_mounts_is_graded(
+    root: str, tests: Path, provider: BubblewrapProvider
+) -> None:
+    settings = make_settings(root).model_copy(update={"network": ("pypi.org",)})
+    closed = "chmod 700 /run; chmod 0 /etc /rollout /"
+    for mode in ("fresh", "same"):
+        right = await play(provider, settings, make_grade(tests, mode=mode), f"echo {EXPECTED} > /app/answer; {closed}")
+        assert (right.reward, right.problem) == (1.0, ""), right
+
+
 async def test_grader_that_is_not_there_or_whose_command_is_not_is_no_zero(
     root: str, tests: Path, provider: BubblewrapProvider
 ) -> None:
@@ -222,6 +245,21 @@ async def test_session_ends_with_the_grade_of_what_its_calls_left(tmp_path: Path
                 (tmp_path / "state").mkdir(exist_ok=True)
                 (tmp_path / "state/file").write_text("kept\n")
                 assert session.states == {"sandbox": hash_state(tmp_path / "state")}
+
+
+async def test_state_of_a_sandbox_that_is_lost_when_it_is_graded_is_not_the_prepared_one(
+    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end(self: LocalSandbox) -> FrozenFiles:
+        await self.stop()
+        raise SandboxEnded("its files cannot be packed")
+
+    monkeypatch.setattr(LocalSandbox, "freeze", end)
+    async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway:
+        async with gateway.open(Task(hash_state=True)) as session:
+            await session.call(ToolCall("1", "shell", '{"command": "echo 1 > file"}'))
+            assert await session.finish() == {"grade": 0.0}
+        assert session.states == {"sandbox": "not packed: its files cannot be packed"}
 
 
 def test_archive_of_artifacts_writes_nothing_elsewhere_whoever_made_it(tmp_path: Path) -> None:
@@ -300,6 +338,9 @@ async def test_rewards_that_cannot_be_collected_are_no_zero_over_http(
         ({"artifacts": ["/logs"]}, "would lie over"),
         ({"artifacts": ["/"]}, "grade.artifacts"),
         ({"artifacts": ["/app/../tests"]}, "grade.artifacts"),
+        ({"artifacts": ["/proc/1"]}, "folder of the kernel"),
+        ({"reward": "/dev/x"}, "folder of the kernel"),
+        ({"files": {"/.mtrl/tests": "tests"}}, "folder of the kernel"),
         ({"mode": "same"}, "`artifacts` belong to"),
         ({"files": {"/tests": "none"}}, "there is no .*none"),
         ({"files": {"tests": "tests"}}, "grade.files"),

@@ -22,6 +22,8 @@ from gateway.build import build_plan
 from gateway.cli import app
 from gateway.errors import ConfigError, Unavailable
 from gateway.process.reaper import Reaper
+from gateway.sandbox import bubblewrap
+from gateway.sandbox.bubblewrap import Confined
 from gateway.sandbox.provider import BubblewrapProvider, Sandbox
 from gateway.sandbox.root_interpreter import PLACE, interpreter_files
 from gateway.sandbox.roots import add_root, find_root, list_roots, remove_root, roots_folder
@@ -178,6 +180,36 @@ async def test_policy_cannot_lead_the_mounts_of_a_box_that_follows_elsewhere(
     await second.stop()
     await kept.close()
     assert (shared / "file").read_text() == "here\n"
+
+
+async def test_folders_of_any_depth_are_no_hindrance_to_the_mounts_of_a_box_that_follows(
+    root: str, tmp_path: Path, provider: BubblewrapProvider
+) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("data")
+    settings = limited(root, readable=[str(data)], files=4000)
+    first = await provider.start(settings, keeps_files=True)
+    code = f"""
+import os
+parent = {str(data.parent)!r}
+os.rename(parent, parent + ".away")
+os.makedirs({str(data)!r})
+os.chdir({str(data)!r})
+for _ in range(2500): os.mkdir("d"), os.chdir("d")
+"""
+    assert (await first.run_python(code, 20.0)).stderr == ""
+    kept = await first.freeze()
+    second = await provider.start(settings, files_of=kept)
+    assert await shell(second, f"cat {data}") == "data"
+    await second.stop()
+    await kept.close()
+
+
+def test_files_of_a_state_lie_beside_the_interpreter_wherever_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubblewrap, "interpreter_files", lambda: {f"{PLACE}/python": "/mnt/python"})
+    assert bubblewrap._state_place(Confined((), SandboxSettings(), root="/roots/a")) != "/mnt"
+    monkeypatch.setattr(bubblewrap, "MASKED_FILES", (Path("/mnt/checkout/stat"),))
+    assert bubblewrap._state_place(Confined((), SandboxSettings())) != "/mnt"
 
 
 @pytest.mark.parametrize("kind", ["docker", "oci"])

@@ -159,7 +159,7 @@ async def test_environment_with_step_and_reset_runs_between_turns() -> None:
 async def test_later_turn_computes_only_new_tokens() -> None:
     """Tests the cache of the embedded engine; for SGLang see tests/sglang."""
     from tests.trainer import tiny_models
-    from trainer.engine.torch import TorchEngine
+    from trainer.engine.torch.torch_engine import TorchEngine
 
     history, result = tiny_models.random_prompt(200), tiny_models.random_prompt(9, seed=2)
     with anyio.fail_after(WAIT_S):

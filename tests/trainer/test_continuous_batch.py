@@ -13,7 +13,8 @@ import torch
 from tests.trainer import tiny_models
 from tests.trainer.torch_engines import LONG, SHORT, StepGate, engine
 from trainer.engine.base import EngineError, Generation, Sampling
-from trainer.engine.torch import TorchEngine, continuous_batch
+from trainer.engine.torch import continuous_batch
+from trainer.engine.torch.torch_engine import TorchEngine
 
 __all__ = ["engine"]
 

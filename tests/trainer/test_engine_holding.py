@@ -13,7 +13,8 @@ import torch
 from tests.trainer import tiny_models
 from tests.trainer.model_folders import save_tiny_model
 from trainer.engine.base import Generation, Sampling
-from trainer.engine.torch import TorchEngine, choose_holding
+from trainer.engine.torch import choose_holding
+from trainer.engine.torch.torch_engine import TorchEngine
 from trainer.engine.torch.weights import Holding
 from trainer.engines import make_engine
 from trainer.policy.policy import Policy

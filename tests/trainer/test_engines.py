@@ -17,7 +17,7 @@ from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
 from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
-from trainer.engine.torch import TorchEngine
+from trainer.engine.torch.torch_engine import TorchEngine
 from trainer.engines import make_engine
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings, TemplateSettings
 from trainer.setup import load_template

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.trainer import tiny_models
 from trainer.engine.base import EngineError, Generation, Sampling
-from trainer.engine.torch import TorchEngine
 from trainer.engine.torch.dense_model import DenseModel
 from trainer.engine.torch.kv_cache import Chunk, KVCache
+from trainer.engine.torch.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = Sampling(max_tokens=24, temperature=0)

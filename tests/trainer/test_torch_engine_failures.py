@@ -11,7 +11,7 @@ import torch
 from tests.trainer import tiny_models
 from tests.trainer.torch_engines import SHORT, engine
 from trainer.engine.base import EngineError
-from trainer.engine.torch import TorchEngine
+from trainer.engine.torch.torch_engine import TorchEngine
 
 __all__ = ["engine"]
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.trainer import tiny_models
 from trainer.engine.base import Sampling
-from trainer.engine.torch import TorchEngine
 from trainer.engine.torch.continuous_batch import ContinuousBatch
+from trainer.engine.torch.torch_engine import TorchEngine
 
 LONG, SHORT = (Sampling(max_tokens=tokens, temperature=0) for tokens in (500, 6))
 

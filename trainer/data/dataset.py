@@ -20,7 +20,6 @@ from gateway.bounded_json import JsonDepthError
 from gateway.errors import ConfigError
 from gateway.line_file import iterate_lines, parse_json_line
 from trainer.data.row_media import Row, to_plain
-from trainer.hub import announce
 
 HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?(:(?P<subset>[\w.-]+))?")
 MAX_ROW_BYTES = 64 << 20
@@ -218,6 +217,8 @@ def _open_hub_dataset(source: str, split: str) -> RowSource:
         raise ConfigError("there is no such file or folder", file=source, remedy=f"name {SUPPORTED_SOURCES}")
     import datasets  # slow to import, and needed only here
     from huggingface_hub import constants as hub
+
+    from trainer.hub import announce
 
     try:
         announce(f"data set {source}: from {hub.ENDPOINT}, unless it was fetched before")

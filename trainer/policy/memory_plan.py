@@ -11,11 +11,6 @@ from typing import Any
 import torch
 
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.engine.sglang.launch import on_cpu
-from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
-from trainer.engine.torch.dense_model import unsupported_reason
-from trainer.engine.torch.kv_cache import KVCache
-from trainer.engine.torch.torch_engine import CACHE_BYTES
 from trainer.engine.torch.weights import Holding
 from trainer.engines import can_use_sglang
 from trainer.policy.master_weights import compute_dtype
@@ -73,8 +68,11 @@ def plan_memory(
     generating, tokens = settings.concurrency.running_requests, settings.limits.rollout_tokens
     holding, positions = _embedded_holding(settings, model, ranks), tokens
     server_bytes = FLOAT_BYTES if is_embedded(settings) else _server_bytes(settings)
-    if is_embedded(settings) and not unsupported_reason(model):
-        positions = KVCache.planned_length(tokens)
+    if is_embedded(settings):
+        from trainer.engine.torch.dense_model import unsupported_reason
+        from trainer.engine.torch.kv_cache import KVCache
+
+        positions = tokens if unsupported_reason(model) else KVCache.planned_length(tokens)
     kv_bytes = generating * positions * kv_bytes_per_token(model) * server_bytes // FLOAT_BYTES
     parts = [
         _engine_weights(model, holding, server_bytes),
@@ -133,6 +131,8 @@ def _cache_phases(holding: Holding) -> tuple[Phase, ...]:
 
 def _plan_embedded(settings: BaseRolloutSettings, model: Any, holding: Holding) -> Iterator[MemoryPart]:
     """What an engine in this process needs besides its weights, and its keys and values of running sequences."""
+    from trainer.engine.torch.torch_engine import CACHE_BYTES
+
     rollouts, tokens = settings.concurrency.running_requests, settings.limits.rollout_tokens
     step = getattr(settings, "prompts", rollouts) * getattr(settings, "n", 1)
     cached = min(CACHE_BYTES, step * tokens * kv_bytes_per_token(model))
@@ -147,7 +147,12 @@ def _plan_embedded(settings: BaseRolloutSettings, model: Any, holding: Holding) 
 
 def _embedded_holding(settings: BaseRolloutSettings, model: Any, ranks: int) -> Holding:
     """How an engine in this process will hold the weights; as copies, where servers have them."""
-    if not is_embedded(settings) or unsupported_reason(model):
+    if not is_embedded(settings):
+        return "copied"
+    from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
+    from trainer.engine.torch.dense_model import unsupported_reason
+
+    if unsupported_reason(model):
         return "copied"
     update: UpdateSettings | None = getattr(settings, "update", None)
     can_share = update is not None and not update.lora and ranks == 1 and is_synchronous(settings)
@@ -166,6 +171,8 @@ def _engine_weights(model: Any, holding: Holding, server_bytes: int) -> MemoryPa
 
 def _server_bytes(settings: BaseRolloutSettings) -> int:
     """Bytes of a number in servers: on a GPU they compute in a 16-bit type, unless they are told otherwise."""
+    from trainer.engine.sglang.launch import on_cpu
+
     options = " ".join(settings.serving.options).replace("=", " ")
     return FLOAT_BYTES if on_cpu(settings.serving.options) or "--dtype float32" in options else 2
 

@@ -27,7 +27,6 @@ from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
-from trainer.policy.reference import open_reference
 from trainer.policy.settings import PolicyError
 
 
@@ -182,7 +181,11 @@ class PolicyUpdater:
         if not temperature:
             raise PolicyError("training needs sampling at a temperature above 0", "raise `sampling.temperature`")
         self._policy, self._algorithm, self._exact, self._temperature = policy, algorithm, exact, temperature
-        self._reference = (reference or open_reference(policy, algorithm.kl)) if algorithm.kl.coefficient else None
+        self._reference = reference if algorithm.kl.coefficient else None
+        if algorithm.kl.coefficient and reference is None:
+            from trainer.policy.reference import open_reference
+
+            self._reference = open_reference(policy, algorithm.kl)
         self._critic: Critic | None = policy.critic if algorithm.credit.kind == "gae" else None
         self._ranks = policy.ranks
         self._proximal = algorithm.ratio == "proximal"

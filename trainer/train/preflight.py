@@ -23,7 +23,6 @@ from trainer.finding import Finding, Grade
 from trainer.policy.memory_parts import find_unknown_targets, load_meta_model
 from trainer.policy.optimizers import find_unusual_rate
 from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
-from trainer.policy.reference import find_token_mismatch
 from trainer.policy.settings import PolicyError
 from trainer.reward.functions import find_truth_problem
 from trainer.rollout.loop import add_instructions
@@ -101,6 +100,8 @@ def _check_teacher(job: Job) -> Iterator[Finding]:
         problem, remedy = "a served teacher is asked for text only", "name its folder (`algorithm.kl.reference.model`)"
         yield Finding("wrong", f"algorithm.kl.reference.url: {problem}", remedy)
         return
+    from trainer.policy.reference import find_token_mismatch
+
     try:
         problem = find_token_mismatch(reference, job.template.tokenizer, job.model)
     except PolicyError as error:

@@ -27,7 +27,8 @@ LONG_S = 60.0
 ACTOR = """
 import time
 from mtrl_plugins.cluster.node_process import NodeProcess
-print(NodeProcess().start(["sleep", "1000"], {}, ".", "log"), flush=True)
+keeper = NodeProcess()  # Its process ends with it.
+print(keeper.start(["sleep", "1000"], {}, ".", "log"), flush=True)
 time.sleep(1000)
 """
 HANGS_ONCE = 'echo started >> starts; [ "$(wc -l < starts)" = 2 ] || kill -STOP $$'

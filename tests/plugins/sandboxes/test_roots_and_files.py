@@ -9,16 +9,18 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio import lowlevel
 from pydantic import ValidationError
 
 from gateway.errors import Unavailable
 from gateway.process.reaper import Reaper
 from gateway.process.spawn import run_command
+from gateway.sandbox import sandbox_state
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
 from gateway.sandbox.confined_process import SandboxEnded
-from gateway.sandbox.provider import Sandbox
+from gateway.sandbox.provider import LocalSandbox, Sandbox
 from gateway.sandbox.sandbox_settings import SandboxSettings
-from tests.plugins.sandboxes.conftest import Served
+from tests.plugins.sandboxes.conftest import MOST, Served
 from tests.plugins.sandboxes.test_sandbox_providers import engine_calls
 from tests.sandbox.roots import make_root
 
@@ -97,6 +99,54 @@ async def test_files_of_a_sandbox_on_a_server_outlive_processes_that_were_ended(
         await again.stop()
         await kept.close()
     assert not running.leases
+
+
+async def test_frozen_files_take_no_place_of_a_sandbox_on_a_server(server: Served, reaper: Reaper) -> None:
+    settings, running = server
+    provider = choose_provider(settings, reaper)
+    kept = [await (await provider.start(settings, keeps_files=True)).freeze() for _ in range(MOST)]
+    boxes = [await provider.start(settings, files_of=files) for files in kept]
+    with pytest.raises(Unavailable, match="are in use"):
+        await provider.start(settings)
+    for box in boxes:
+        await box.stop()
+    for files in kept:
+        await files.close()
+    assert not running.leases
+
+
+async def test_container_that_packs_too_slowly_is_no_loss_of_the_policys(
+    engine: SandboxSettings, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = await choose_provider(engine, reaper).start(engine, keeps_files=True)
+    monkeypatch.setattr(sandbox_state, "PACK", "import time; time.sleep(600)")
+    monkeypatch.setattr(sandbox_state, "PACK_S", 0.5)
+    with pytest.raises(Unavailable, match="time limit"):
+        await box.freeze()
+
+
+async def test_container_whose_files_are_more_than_a_state_may_have_keeps_them(
+    engine: SandboxSettings, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_state, "MAX_BYTES", 1)
+    box = await choose_provider(engine, reaper).start(engine, keeps_files=True)
+    await shell(box, "echo 1 > a")
+    await (await box.freeze()).close()
+
+
+async def test_container_whose_start_is_cancelled_is_removed(
+    engine: SandboxSettings, reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with anyio.CancelScope() as scope:
+
+        async def cancel(self: LocalSandbox, env: object) -> None:
+            scope.cancel()
+            await lowlevel.checkpoint()
+
+        monkeypatch.setattr(LocalSandbox, "set_environment", cancel)
+        await choose_provider(engine, reaper).start(engine)
+    assert scope.cancelled_caught
+    assert [words[0] for words in engine_calls(tmp_path)][-1] == "rm"
 
 
 def find_podman() -> str | None:

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from gateway.types import Image
 from tests.trainer.tokenizer_families import VISION_FAMILIES, save_tokenizer_folder
-from trainer.engine.torch import TorchEngine
+from trainer.engine.torch.torch_engine import TorchEngine
 from trainer.template import Template
 from trainer.vision.image_processor import ImageProcessor
 
