@@ -24,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test tests test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -44,9 +44,6 @@ train: install  ## Train a tiny model to use tools, and watch it learn
 
 test: install packages peers  ## Lint, types, all tests, coverage
 	@$(MAKE) --no-print-directory --jobs 2 check docs
-	@$(MAKE) --no-print-directory tests
-
-tests: install packages peers
 	$(BIN)/coverage erase
 	$(BIN)/coverage run $(PYTEST) $(PARALLEL) --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
 	$(BIN)/python $(PYTEST) $(PARALLEL) $(MEASURED)

@@ -67,8 +67,8 @@ def explain_hub_error(error: Exception, name: str) -> tuple[str, str]:
     return problem, f"try again where there is a network, {here}"
 
 
-def prepare_push(name: str) -> None:
-    """Makes a private repository on the hub, unless it exists. Raises ConfigError if nothing can be pushed to it."""
+def check_push(name: str) -> None:
+    """Raises ConfigError if nothing should be pushed to a repository of this name, as far as reading tells."""
     import huggingface_hub as hub
 
     remedy = "write it as `org/name`"
@@ -76,22 +76,28 @@ def prepare_push(name: str) -> None:
         raise ConfigError(f"{name!r} is no name of a repository", field="--push", remedy=remedy)
     if not hub.get_token():
         raise ConfigError("there is no token for the hub", field="--push", remedy=ACCESS)
+    api = hub.HfApi()
     try:
-        hub.HfApi().create_repo(name, private=True, exist_ok=True)
+        api.whoami()
+        is_public = api.repo_exists(name) and not api.model_info(name).private
     except Exception as error:  # boundary
         problem, _ = explain_hub_error(error, name)
         remedy = f"use a token that may write there: {ACCESS}"
         raise ConfigError(f"{name} cannot be pushed to: {problem}", field="--push", remedy=remedy) from error
+    if is_public:
+        remedy = "name a private one, or a new one; `hf upload` uploads an exported folder anywhere"
+        raise ConfigError(f"{name} is there already, and everybody can read it", field="--push", remedy=remedy)
 
 
 def push_model(folder: Path, name: str) -> str:
-    """Uploads an exported model, and returns its address."""
+    """Uploads an exported model into a private repository, which it makes if there is none; returns its address."""
     import huggingface_hub as hub
 
     try:
+        hub.HfApi().create_repo(name, private=True, exist_ok=True)
         hub.HfApi().upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a model trained with mtrl")
     except Exception as error:  # boundary
-        problem, remedy = explain_hub_error(error, name)[0], f"push it again: hf upload {name} {folder}"
+        problem, remedy = explain_hub_error(error, name)[0], f"push it again: hf upload {name} {folder} --private"
         raise ConfigError(f"{name} was not pushed: {problem}", field="--push", file=folder, remedy=remedy) from error
     return f"{hub.constants.ENDPOINT}/{name}"
 

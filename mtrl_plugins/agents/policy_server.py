@@ -32,7 +32,7 @@ from trainer.collect_rollouts import create_run_folder
 from trainer.engines import engine_notes, make_engine
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
-from trainer.rollout.settings import BaseRolloutSettings, RolloutLimits
+from trainer.rollout.settings import BaseRolloutSettings, ModelPath, RolloutLimits
 from trainer.rollout.task import Task
 from trainer.setup import load_template, make_gateway, make_sampling, make_stepper, probe_for_job, trust_model
 from trainer.storage.rollout_file import RolloutWriter
@@ -167,7 +167,7 @@ WIDE = RolloutLimits(assistant_turns=100_000, turn_tokens=1 << 20, rollout_token
 class ServeSettings(BaseRolloutSettings):
     """Settings of `mtrl-train serve-policy`; other settings of a run file do not matter here."""
 
-    model: Path
+    model: ModelPath
     """A model's folder."""
     out: Path | None = None
     """Where rollouts of sessions are saved."""

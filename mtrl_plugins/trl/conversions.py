@@ -187,7 +187,8 @@ def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     """The KL term of the loss."""
     if not parse_number(value):
         return None
-    return {"coefficient": parse_number(value), "estimator": "k3+" if config["use_bias_correction_kl"] else "k3"}
+    corrected = {"estimator": "k3+", "importance": "policy"}
+    return {"coefficient": parse_number(value), **(corrected if config["use_bias_correction_kl"] else {})}
 
 
 def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:

@@ -280,7 +280,8 @@ def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
         return None
     if (kind := config[key]) not in KL_ESTIMATORS:
         raise UnsupportedValue(f"unknown estimator {kind!r}", f"write one of {', '.join(KL_ESTIMATORS)}", key)
-    return {"coefficient": coefficient, "estimator": KL_ESTIMATORS[kind], "in_reward": in_reward}
+    importance = {"importance": "none"} if KL_ESTIMATORS[kind].endswith("+") else {}
+    return {"coefficient": coefficient, "estimator": KL_ESTIMATORS[kind], "in_reward": in_reward, **importance}
 
 
 CORRECTION = "algorithm.rollout_correction"

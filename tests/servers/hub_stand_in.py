@@ -48,6 +48,8 @@ class Handler(BaseHTTPRequestHandler):
         is_file = not path.startswith("api/")
         if is_file and parts[0] != "datasets":
             parts = ["models", *parts]
+        if path == "api/whoami-v2":
+            return self._send(200, {"name": "me"}) if self._is_known() else self._send(401, {"error": "no"})
         if len(parts) < 3:
             is_new = path == "api/repos/create"
             return self._create(json.loads(body)) if is_new else self._send(200, {"errors": [], "warnings": []})
@@ -88,8 +90,11 @@ class Handler(BaseHTTPRequestHandler):
                 )
         return self._send(404, {"error": "no"})
 
+    def _is_known(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
     def _create(self, wanted: dict[str, Any]) -> None:
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if not self._is_known():
             return self._send(401, {"error": "Invalid username or password."})
         self.hub.made.append(wanted)
         name = f"{wanted.get('organization', 'me')}/{wanted['name']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -141,6 +142,14 @@ def test_posterior_of_a_task_tells_learnable_solved_and_hopeless_tasks_apart() -
     assert outcomes.learnability("always") > 0.9
 
 
+def test_tasks_of_two_data_sets_with_the_same_id_have_outcomes_of_their_own() -> None:
+    one, other = (replace(tasks(1)[0], location=f"{name}.jsonl:1") for name in ("easy", "hard"))
+    stream = TaskStream(Curriculum(), {None: [one]})
+    for _ in range(4):
+        stream.outcomes.record(one.key, 8, 8)
+    assert stream.outcomes.learnability(one.key) < stream.outcomes.learnability(other.key) == 1
+
+
 def test_learnable_tasks_are_preferred_and_a_resumed_stream_draws_the_same() -> None:
     rows = tasks(20)
 
@@ -148,7 +157,7 @@ def test_learnable_tasks_are_preferred_and_a_resumed_stream_draws_the_same() -> 
         stream = TaskStream(Curriculum(prefer_learnable=prefers), {None: rows}, seed=3)
         for number in range(10):
             for _ in range(4):
-                stream.outcomes.record(f"t{number}", 8 * (number % 2), 8)
+                stream.outcomes.record(rows[number].key, 8 * (number % 2), 8)
         return stream
 
     stream = make_stream(True)

@@ -112,10 +112,22 @@ def test_commands_ask_the_hub_for_a_model_that_is_no_folder(
     assert "model: org/missing@v2 is no folder here, and no hub is asked" in done.output
 
 
+@pytest.mark.parametrize("command", ["", "check", "rollout", "serve-policy"])
+def test_no_hub_is_asked_for_a_missing_folder_that_is_written_as_one(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    Path("tools").mkdir()
+    more = {"": ["--tools", "tools", "--data", "d", "--dry-run"], "rollout": ["--out", "o", "--data", "d"]}
+    done = CliRunner().invoke(app, [*command.split(), "--model", "./models/mine", *more.get(command, [])])
+    assert done.exit_code in (1, 2) and "is no folder here, and no hub" not in done.output, done.output
+
+
 def test_an_export_is_pushed_into_a_private_repository_with_a_token(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
-    code = "from pathlib import Path; from trainer.hub import *; prepare_push('org/mine'); "
+    code = "from pathlib import Path; from trainer.hub import *; check_push('org/mine'); "
     code += "print(push_model(Path(sys.argv[1]), 'org/mine'))"
     words = [sys.executable, "-c", code, str(tmp_path / "mine")]
     for token, problem in (("", "--push: there is no token"), ("hf_bad", "--push: org/mine cannot be pushed to")):
@@ -125,6 +137,12 @@ def test_an_export_is_pushed_into_a_private_repository_with_a_token(hub: Hub, tm
     assert lines == [f"{hub.url}/org/mine"]
     assert [wanted["visibility"] for wanted in hub.made] == ["private"]
     assert hub.repos["models/org/mine"]["config.json"] == b"{}"
+
+
+def test_nothing_is_pushed_where_everybody_can_read_it(hub: Hub, tmp_path: Path) -> None:
+    code = "from trainer.hub import check_push; check_push('org/new'); check_push('org/tiny')"
+    _, told = run([sys.executable, "-c", code], hub, tmp_path, {"HF_TOKEN": TOKEN}, code=1)
+    assert "org/tiny is there already, and everybody can read it" in told and "org/new" not in hub.repos
 
 
 def test_a_push_without_a_token_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,16 +157,14 @@ def compute_loss(logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings:
     algorithm = ALGORITHMS[settings.name]
     objective = algorithm.objective(logprobs_T, batch, resolve_clip(settings))
     losses_T, metrics = objective.losses_T, {}
-    ratio_T: Tensor | float = 1.0
+    factor_T: Tensor | float = 1.0
     if not algorithm.is_supervised:
         weights_T = compute_importance_weights(batch, settings.mismatch)
         losses_T = losses_T * weights_T
         metrics = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
-        ratio_T = weights_T * compute_log_ratio(logprobs_T.detach(), batch).exp().clamp(max=settings.mismatch.cap)
+        factor_T = _kl_factor(logprobs_T, weights_T, batch, settings)
     if settings.kl.coefficient and not settings.kl.in_reward:
-        kl_T = estimate_kl(logprobs_T, batch, settings.kl.estimator)
-        if settings.kl.estimator.endswith("+"):
-            kl_T = ratio_T * kl_T
+        kl_T = factor_T * estimate_kl(logprobs_T, batch, settings.kl.estimator)
         losses_T = losses_T + settings.kl.coefficient * kl_T
         metrics["kl/reference"] = _trained_mean(kl_T, batch)
     batch.check_finite("a loss of", losses_T.detach(), batch.trained_T)
@@ -174,6 +172,14 @@ def compute_loss(logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings:
     if not bool(value.isfinite()):
         raise NotFiniteError(f"the loss is {float(value)}: each token's loss is finite, but their sum overflows")
     return Loss(value, metrics, int(batch.trained_T.sum()))
+
+
+def _kl_factor(logprobs_T: Tensor, weights_T: Tensor, batch: Batch, settings: AlgorithmSettings) -> Tensor | float:
+    """By what the KL of each token is multiplied, so that it is that of the new policy, whoever sampled."""
+    if not settings.kl.estimator.endswith("+") or settings.kl.importance == "none":
+        return 1.0
+    ratio_T = compute_log_ratio(logprobs_T.detach(), batch).exp()
+    return ratio_T if settings.kl.importance == "policy" else weights_T * ratio_T.clamp(max=settings.mismatch.cap)
 
 
 def resolve_clip(settings: AlgorithmSettings) -> Clip:

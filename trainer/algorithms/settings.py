@@ -55,6 +55,9 @@ class KLSettings(FrozenModel):
     estimator: Estimator = "k3"
     """How the KL is estimated from sampled tokens; `k1+`, the default with a `reference`, and `k3+` have the unbiased
     gradient, that of k2 times the importance ratio."""
+    importance: Literal["engine", "policy", "none"] = "engine"
+    """That ratio: `engine`, to the engine that sampled, capped by `mismatch.cap`; `policy`, to the policy before the
+    step; `none`, always 1."""
     in_reward: bool = False
     """Subtract it from the rollout's reward before advantages are computed, instead of adding it to the loss."""
     reference: ReferenceSettings | None = None

@@ -52,14 +52,14 @@ def export(
     model. Weights have the dtype of the model that training started from. Nothing is written if anything is wrong.
     """
     with report_errors(stopped=lambda: "nothing was exported"):
-        from trainer.hub import prepare_push, push_model
+        from trainer.hub import check_push, push_model
         from trainer.model import configure_torch
         from trainer.pretrained import trust_code
         from trainer.train.export_checkpoint import export_checkpoint
 
         configure_torch()
         if push is not None:
-            prepare_push(push)
+            check_push(push)
         if trust_remote_code:
             trust_code(checkpoint, *filter(None, (model,)))
         exported = export_checkpoint(checkpoint, out, adapter=adapter, best=best, model=model, warn=_warn)

@@ -18,7 +18,7 @@ def check(
     overrides: OverrideWords = None,
     tools: ToolsOption = "tool_configs",
     mcp: McpOption = None,
-    model: Annotated[Path | None, typer.Option(metavar="PATH", help="A model's folder, to check it as well.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="PATH", help="A model's folder, to check it as well.")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks, to check their tool names.")] = None,
     parser: Annotated[str | None, typer.Option(help="Format of tool calls. Default: found from the template")] = None,
     environment: EnvironmentOption = None,
@@ -79,9 +79,7 @@ async def _check_run_file(config: str, words: Sequence[str]) -> bool:
 @app.command()
 def rollout(
     overrides: OverrideWords = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="A model's folder, or org/name of the hub.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="PATH", help="A model's folder, or org/name of the hub.")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks: JSONL, parquet, or a dataset.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the rollouts, such as runs/NAME.")] = None,
     tools: Annotated[str | None, typer.Option(metavar="DIR|URL", help="Default: tool_configs")] = None,

@@ -134,7 +134,7 @@ class TaskOutcomes:
 
     def __init__(self) -> None:
         self.counts: dict[str, tuple[float, float]] = {}
-        """The successes and failures of each task that was tried."""
+        """The successes and failures of each task that was tried, by its key."""
 
     def record(self, task: str, succeeded: int, tried: int) -> None:
         """Counts a group's tries."""
@@ -212,7 +212,7 @@ class TaskStream(Iterator[Task]):
             number, task = sampler.drawn, next(sampler)
             draw = Random(f"{self._seed}/{source}/{number}")  # noqa: S311 - not security-relevant
             if not self.curriculum.prefer_learnable or draw.random() < max(
-                LEAST_DRAWN, self.outcomes.learnability(task.id)
+                LEAST_DRAWN, self.outcomes.learnability(task.key)
             ):
                 return number, task
 

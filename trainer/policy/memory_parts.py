@@ -69,7 +69,7 @@ def load_meta_model(folder: Path) -> Any:
         raise PolicyError(f"{folder} has weights in GGUF, which are for inference and cannot be trained", remedy)
     if not folder.is_dir():
         problem = f"{folder} is a file, not a model's folder" if folder.is_file() else f"there is no folder {folder}"
-        remedy = "name a model's folder; models are not downloaded: `hf download NAME --local-dir FOLDER` does that"
+        remedy = "name a model's folder, or one of the hub as `org/name`"
         raise PolicyError(problem, remedy)
     if not has_config and (folder / "adapter_config.json").exists():
         remedy = (

@@ -290,9 +290,10 @@ class PolicyUpdater:
             step_means.add({"distributed/imbalance": shares.imbalance}, 1)
             self._tokens += shares.costs[self._ranks.share]
         micro_batches = []
-        for dealt in dealt_batches:
+        for number, dealt in enumerate(dealt_batches):
             batch = dealt.batch.to(self._policy.device)
             if self._reference and not self._algorithm.kl.in_reward:
+                self._ranks.report(f"pass {number + 1} of the reference")
                 reference_T = recompute_logprobs(batch, self._reference, self._temperature)
                 batch = replace(batch, ref_logprobs_T=reference_T)
             returns_T = None

@@ -7,13 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
 from gateway.config.models import ResultLimit
 from gateway.config.sections import make_sections
 from gateway.plugins import find_all, find_missing, load_name
 from trainer.rollout.run_part import RunPart
+
+
+def _keep_folder(value: object) -> object:
+    """A path that begins with `./` in full, since `Path` drops that, and the rest may look like a name on the hub."""
+    return Path(value).absolute() if isinstance(value, str) and value.startswith("./") else value
+
+
+ModelPath = Annotated[Path, BeforeValidator(_keep_folder)]
+"""A model's folder, or its name on the hub, which has no `./`."""
 
 
 class RolloutLimits(FrozenModel):
@@ -214,7 +223,7 @@ class BaseRolloutSettings(RunSections):
 class RolloutSettings(BaseRolloutSettings):
     """Settings of `mtrl-train rollout`; the run folder keeps a copy."""
 
-    model: Path
+    model: ModelPath
     """A folder with a model as `save_pretrained` writes it."""
     data: str
     """A JSONL or parquet file, a saved dataset's folder, or a dataset's name; several separated by commas."""

@@ -31,6 +31,11 @@ class Task:
     """File and line, for messages."""
 
     @property
+    def key(self) -> str:
+        """Its id, with where it is from: several data sets may number their tasks alike."""
+        return f"{self.location} {self.id}".strip()
+
+    @property
     def kind(self) -> str:
         """The kind of task; empty if its row has none."""
         values = (self.columns.get(column) for column in KIND_COLUMNS)

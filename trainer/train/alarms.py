@@ -383,7 +383,7 @@ def check_engine_mismatch(given: AlarmInput) -> str | None:
         "the engine samples from another policy than the one that is trained: other weights, other precision, or a"
         " sampling filter",
         "check that each step's weights reach the engine, and leave `sampling` at its defaults; until then the loss is"
-        " corrected, unless you set `algorithm.mismatch.truncate: never`",
+        " corrected as `algorithm.mismatch` says, by default",
     )
 
 

@@ -162,6 +162,12 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
             raise ValueError("traces are no tasks to evaluate on; name some with `evaluation.data`")
 
     @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        if self.update.compile and self.distributed.ranks > 1:
+            raise ValueError("`update.compile` works in one process; leave it off, or `distributed.ranks` at 1")
+        return self
+
+    @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         self._check_sft()
         examples = example_names()

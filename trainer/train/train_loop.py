@@ -234,7 +234,7 @@ class TrainLoop:
         outcomes = self.job.task_stream.outcomes
         for group in rollouts.scored:
             if group.scored:
-                outcomes.record(group.task.id, sum(scored.success for scored in group.scored), len(group.scored))
+                outcomes.record(group.task.key, sum(scored.success for scored in group.scored), len(group.scored))
         idle = sum(metrics.get(f"tokens/left_out/{reason}", 0.0) for reason in ("replaced", "no_gradient"))
         return outcomes.metrics | {"tasks/wasted_tokens": idle / max(1.0, metrics.get("tokens/sampled", 0.0))}
 

@@ -23,7 +23,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "eval/pass^k": "share of held-out tasks that all of them solve",
     "eval/tasks": "held-out tasks that were scored",
     "eval/lost": "held-out tasks lost to infrastructure",
-    "eval/lost_tries": "sampled tries of them that were lost to it",
+    "eval/lost_tries": "the same for sampled tries",
     "rollout/count": "scored rollouts",
     "rollout/lost": "rollouts without a score, through infrastructure or reward functions",
     "lost/{stop}": "rollouts that infrastructure ended, by stop reason",

@@ -133,15 +133,17 @@ class RealJob:
         """Success of a model, and its rollouts, in a folder of their own."""
         name = f"{name}/{'greedy' if greedy else 'sampled'}"
         done, rows = self.folder / name / "result.json", self._rows(data, examples=examples)
-        if not done.exists():
-            count = self.size.sampled if data == "train" else self.size.held_out
+        count = self.size.sampled if data == "train" else self.size.held_out
+        found = json.loads(done.read_text()) if done.exists() else None
+        if found is None or found["tried"] + found["lost"] != count:  # Or it is that of another size.
             done.parent.mkdir(parents=True, exist_ok=True)
             with measure_cost() as cost:
                 sampling = {"temperature": self.size.temperature if data == "train" else 1.0}
                 settings = self._settings(model=str(model), evaluation={"data": rows, "rows": count}, sampling=sampling)
-                found = await self._play(settings, done.parent, name, greedy=greedy)
-            write_atomically(done, json.dumps({**summarize(found), **cost}).encode())
-        return {name: json.loads(done.read_text())}
+                played = await self._play(settings, done.parent, name, greedy=greedy)
+            found = {**summarize(played), **cost}
+            write_atomically(done, json.dumps(found).encode())
+        return {name: found}
 
     async def _play(self, settings: TrainSettings, folder: Path, name: str, *, greedy: bool) -> Evaluation:
         log = partial(self.console.print, markup=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -105,6 +107,9 @@ def test_whole_job_in_small_makes_each_part_once(
     assert len(before) == len(parts) == 9
     assert anyio.run(job.run) == parts
     assert before == {file: file.stat().st_mtime_ns for file in before}
+    smaller = RealJob(tmp_path / "real", model, 0, replace(SMALL, held_out=3), console)
+    [measured] = anyio.run(partial(smaller._measure, "before", model, greedy=True)).values()
+    assert measured["tried"] == 3, "measured again in another size"
     text = io.StringIO()
     Console(file=text, width=200).print(format_table(parts, SMALL, 0))
     assert f"after SFT on {successes} own successes" in text.getvalue() and "after 2 steps of GRPO" in text.getvalue()

@@ -70,7 +70,8 @@ def test_other_arguments() -> None:
         report_to=["wandb", "tensorboard"], save_total_limit=1, eval_strategy="steps", eval_steps=5, bf16=False,
         mask_truncated_completions=True, shuffle_dataset=False, chat_template_kwargs={"enable_thinking": False},
     )  # fmt: skip
-    assert (made.algorithm.kl.coefficient, made.algorithm.kl.estimator) == (0.1, "k3+")
+    kl = made.algorithm.kl
+    assert (kl.coefficient, kl.estimator, kl.importance) == (0.1, "k3+", "policy")
     assert made.limits.assistant_turns == 4 and made.update.lr_scheduler == "cosine" and made.update.warmup_steps == 5
     assert made.report == ("wandb",) and made.checkpoint.keep == 2 and made.evaluation.every == 5
     assert made.update.dtype == "float32" and made.update.lora is not None

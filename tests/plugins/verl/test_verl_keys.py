@@ -87,6 +87,8 @@ def get_error(*words: str) -> str:
         ("actor_rollout_ref.actor.clip_ratio_c=10.0", "algorithm.clip_dual", 10.0),
         ("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.kl",
          {"coefficient": 0.001, "estimator": "k3", "in_reward": False}),
+        ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=low_var_kl+", "algorithm.kl",
+         {"coefficient": 0.001, "estimator": "k3+", "in_reward": False, "importance": "none"}),
         ("algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.01", "algorithm.kl",
          {"coefficient": 0.01, "estimator": "k1", "in_reward": True}),
         ("algorithm.adv_estimator=rloo data.train_batch_size=256", "algorithm.name", "rloo"),

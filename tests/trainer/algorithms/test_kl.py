@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,24 @@ def test_kl_in_the_loss_is_that_of_the_new_policy_whoever_sampled(estimator: Est
     logprobs_T = torch.cat([torch.zeros(1), new_V])
     compute_loss(logprobs_T, batch, StepTotals.from_batches([batch]), settings).value.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(leaf.grad, exact_kl()[1])
+
+
+@pytest.mark.parametrize("importance", ["engine", "policy", "none"])
+def test_kl_of_tokens_of_an_older_policy_has_the_factor_that_is_set(importance: Any) -> None:
+    example, cap = reference_loops.make_batch(4), 1.05
+    batch, logprobs_T = example.batch(), example.logprobs().detach()
+    trained_T, log_T = batch.trained_T, logprobs_T - batch.old_logprobs_T
+    weight_T = (batch.old_logprobs_T - batch.engine_logprobs_T).exp().clamp(max=cap)
+    capped_T = weight_T * log_T.exp().clamp(max=cap)
+    factor_T = {"engine": capped_T, "policy": log_T.exp(), "none": torch.ones_like(log_T)}[importance]
+    assert float(log_T[trained_T].exp().max()) > cap and float(weight_T[trained_T].min()) < 1
+    settings = AlgorithmSettings(
+        kl=KLSettings(coefficient=1.0, estimator="k3+", importance=importance),
+        mismatch=MismatchSettings(truncate="token", cap=cap),
+    )
+    found = compute_loss(logprobs_T, batch, StepTotals.from_batches([batch]), settings).metrics["kl/reference"]
+    expected_T = (factor_T * estimate_kl(logprobs_T, batch, "k3+"))[trained_T]
+    assert found == pytest.approx(float(expected_T.mean()))
 
 
 def test_kl_without_reference_logprobs_raises() -> None:

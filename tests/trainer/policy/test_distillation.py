@@ -29,6 +29,7 @@ from trainer.algorithms.settings import AlgorithmSettings, ReferenceSettings
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.policy import Policy
+from trainer.policy.ranks import OneRank
 from trainer.policy.reference import find_token_mismatch
 from trainer.policy.settings import PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
@@ -108,14 +109,26 @@ def student_batch(folder: Path) -> TrainBatch:
     return example_batch(tiny_model(vocab_size=len(AutoTokenizer.from_pretrained(folder))))
 
 
+class Reports(OneRank):
+    """A rank that remembers what it reported."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def report(self, stage: str) -> None:
+        self.stages.append(stage)
+
+
 def test_local_and_served_teacher_agree(teacher: Path) -> None:
     trained = []
     with serving(ModelServer(teacher).app()) as url:
         for reference in ({"model": str(teacher)}, {"url": url}):
             student = small_student(teacher)
+            student.ranks = Reports()
             updater = PolicyUpdater(student, distilling(**reference), exact=True)
             metrics = [updater.train_step(student_batch(teacher)) for _ in range(3)]
             trained.append((metrics, student.weights))
+            assert student.ranks.stages[0].startswith("pass 1 of the reference"), "a slow teacher is no stuck rank"
     (local, weights), (served, others) = trained
     assert abs(local[0]["kl/reference"]) > 0.1
     for one, other in zip(local, served, strict=True):

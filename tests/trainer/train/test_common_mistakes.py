@@ -105,6 +105,9 @@ MISTAKES: Mapping[str, Mistake] = {
     "a reporter without a list": in_file("report: expected a list", "write `report: [...]`", report="wandb"),
     "no rollouts": in_file("n: expected greater than 0, found 0", "leave it out: it is then 8", n=0),
     "a group of one": in_file("n is 1", "nothing would be learned", "set `n: 8`", n=1),
+    "compiled layers of several ranks": in_file(
+        "`update.compile` works in one process", "leave it off", update={"compile": True}, distributed={"ranks": 2}
+    ),
     "a critic that is missing": in_file(
         "needs a critic", "add `update.critic: {}`", algorithm={"credit": {"kind": "gae"}}
     ),

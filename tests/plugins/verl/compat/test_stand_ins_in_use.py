@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import anyio
+import pytest
 
 from gateway.build import build_plan
 from gateway.check import run_checks
@@ -58,3 +60,27 @@ async def test_check_tells_stand_ins_and_keys_of_other_clients(write: Write) -> 
     assert note == (
         "servers.json:1: mcpServers.search.autoApprove: `autoApprove` is ignored: nothing asks for confirmation here"
     )
+
+
+PROGRAM = """
+import sys, threading
+from gateway.errors import ConfigError
+from verl.tools.schemas import ToolResponse
+
+def work():
+    threading.main_thread().join(2)
+    print("written")
+
+threading.Thread(target=work).start()
+if sys.argv[1] == "raise":
+    raise ConfigError("theirs", field="x")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("exit", 3), ("raise", 1)])
+def test_a_program_keeps_its_threads_its_code_and_its_tracebacks(way: str, code: int, write: Write) -> None:
+    words = [sys.executable, "-m", "trainer.cli", "run", str(write("program.py", PROGRAM)), way]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (code, "written\n"), done.stderr
+    assert ("Traceback" in done.stderr) is (way == "raise")
