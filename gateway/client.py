@@ -28,7 +28,7 @@ START_TIMEOUT_S, START_POLL_S = 300.0, 0.5
 RECONNECT_POLL_S = 0.5
 """How often a client tries again to open a session at a gateway that cannot be reached."""
 CLOSE_TIMEOUT_S = 100.0
-"""A little more than the server's own limit for closing a session."""
+"""A little more than the server's own limit for closing a session, besides what its last rewards may take."""
 LIMITS = httpx2.Limits(max_connections=4096, max_keepalive_connections=512, keepalive_expiry=30.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
@@ -120,20 +120,24 @@ class RemoteGateway:
             await anyio.sleep(RECONNECT_POLL_S)
             await self._wait_for_servers()
 
-    async def request_json(self, method: str, path: str, body: Any = None) -> Any:
+    async def request_json(self, method: str, path: str, body: Any = None, within_s: float = 0.0) -> Any:
         """The response's JSON; raises the server's error message for an error response."""
         try:
-            answer = await self.request(method, path, body)
+            answer = await self.request(method, path, body, within_s)
         except httpx2.TransportError as error:
             raise Unavailable(f"the gateway at {self.url} cannot be reached: {_format_error(error)}") from error
         if answer.is_success:
             return answer.json()
         raise _error_from_response(answer)
 
-    async def request(self, method: str, path: str, body: Any = None) -> httpx2.Response:
+    async def request(self, method: str, path: str, body: Any = None, within_s: float = 0.0) -> httpx2.Response:
+        """The response; the wait for one that the server needs `within_s` for is at least as long."""
         if self._http is None:
             raise GatewayError("the gateway is not entered: `async with RemoteGateway(url) as gateway`")
-        return await self._http.request(method, self.url + path, content=None if body is None else dumps(body))
+        timeout = httpx2.Timeout(self._http.timeout)
+        timeout.read = max(timeout.read or 0.0, within_s)
+        content = None if body is None else dumps(body)
+        return await self._http.request(method, self.url + path, content=content, timeout=timeout)
 
 
 class RemoteSession:
@@ -150,6 +154,7 @@ class RemoteSession:
         """The hashes of its states, once it is finished, for a task that wants them."""
         self._gateway = gateway
         self._path = f"/v1/sessions/{self.id}"
+        self._finish_s = float(opened.get("finish_s", 0.0))
         self._finished: dict[str, float] | None = None
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
@@ -186,7 +191,8 @@ class RemoteSession:
     async def finish(self) -> Mapping[str, float]:
         """Closes the session on the server, and returns the rewards that tools give at the end."""
         if self._finished is None:
-            closed = await self._gateway.request_json("DELETE", self._path)
+            within_s = CLOSE_TIMEOUT_S + self._finish_s if self._finish_s else 0.0
+            closed = await self._gateway.request_json("DELETE", self._path, within_s=within_s)
             self.rewards[:] = [Reward(**reward) for reward in closed["rewards"]]
             self.states = closed.get("states", EMPTY)
             self._finished = {reward.source: reward.value for reward in self.rewards if reward.kind == "end"}
@@ -196,7 +202,7 @@ class RemoteSession:
         """Closes the session; safe to call again. If the server cannot be reached, the session expires by itself."""
         if self._finished is not None:
             return
-        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+        with anyio.move_on_after(CLOSE_TIMEOUT_S + self._finish_s, shield=True):
             try:
                 await self.finish()
             except (SessionError, Unavailable):

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -197,11 +198,12 @@ class Gateway:
     @asynccontextmanager
     async def open(self, task: Task = Task()) -> AsyncIterator[GatewaySession]:  # noqa: B008 - frozen
         """Opens a session for a `with` block."""
-        session = await self.begin(task)
+        session, is_whole = await self.begin(task), False
         try:
             yield session
+            is_whole = True
         finally:
-            await session.close()
+            await session.close(is_abandoned=not is_whole)
 
     async def begin(
         self, task: Task, table: Callable[[], ToolTable] | None = None, observers: Sequence[Observer] | None = None
@@ -315,14 +317,14 @@ class Gateway:
             for session in list(self.sessions.values()):
                 if session.remaining_s == 0.0 and not session.closed:
                     log.info("a session of task %r expired", session.task.id)
-                    self._tasks.start_soon(session.close)
+                    self._tasks.start_soon(partial(session.close, is_abandoned=True))
 
     async def _stop(self) -> None:
         """Closes the sessions, then the sources."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as closing:
                 for session in list(self.sessions.values()):
-                    closing.start_soon(session.close)
+                    closing.start_soon(partial(session.close, is_abandoned=True))
             for host in self._running:
                 host.retire()
             with anyio.move_on_after(15):

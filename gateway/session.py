@@ -13,14 +13,14 @@ from typing import Any, Literal, Protocol, TypeGuard
 import anyio
 
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
-from gateway.errors import SessionError
+from gateway.errors import SessionError, Unavailable
 from gateway.limits import call_began
 from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
 from gateway.session_protocols import Reward as Reward
 from gateway.tool_table import OfferedTool, Source, ToolTable, select_tools
 from gateway.toolset import NO_SUCH_TOOL, Session, hash_session_state, unknown_tool_result
-from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,9 @@ class GatewaySession:
         self._finished: dict[str, float] | None = None
         self.has_rewards = True
         """Whether closing it could collect the rewards."""
+        self._is_abandoned = False
+        self._grading: anyio.CancelScope | None = None
+        """What a source that takes long for its rewards runs in."""
         self._done_closing: anyio.Event | None = None
         self._call_ended: anyio.Event | None = None
         """Set when a call ends, while the closing session waits for that."""
@@ -130,6 +133,11 @@ class GatewaySession:
     def sources(self) -> list[Source]:
         """The sources that this session uses, in the gateway's order."""
         return list(dict.fromkeys(tool.source for tool in self._tools.values()))
+
+    @property
+    def finish_s(self) -> float:
+        """How long the sources may take for their last rewards, one after the other."""
+        return sum(map(_finish_s, self.sources))
 
     @property
     def feedback_name(self) -> str | None:
@@ -259,13 +267,26 @@ class GatewaySession:
             self._finished = {}
             for source in self.sources:
                 names = {tool.source_name: name for name, tool in self._tools.items() if tool.source is source}
-                for inner, value in (await self.source_sessions[id(source)].finish()).items():
+                for inner, value in (await self._finish_source(source)).items():
                     name = names.get(inner, inner)
                     self._finished[name] = value
                     self.rewards.append(Reward(name, value, "end"))
             if self.task.hash_state:
                 self.states = await self.hash_states()
         return self._finished
+
+    async def _finish_source(self, source: Source) -> Mapping[str, float]:
+        """The last rewards of a source. A slow one, such as a grader, is not asked in an abandoned session."""
+        finish = self.source_sessions[id(source)].finish
+        if not _finish_s(source):
+            return await finish()
+        if not self._is_abandoned:
+            with anyio.CancelScope() as self._grading:
+                return await finish()
+        self.has_rewards = False
+        if self._grading is None:
+            return EMPTY
+        raise Unavailable("the session was closed while it was graded")
 
     async def hash_states(self) -> dict[str, str]:
         """The hashes of what the session's calls have left so far, by server; a sandbox's is named `sandbox`, after
@@ -279,8 +300,15 @@ class GatewaySession:
             hashes[next(name for name in numbered if name not in hashes)] = state
         return hashes
 
-    async def close(self) -> None:
-        """Cancels running calls, collects final rewards, releases everything. Safe to call again, from any task."""
+    async def close(self, *, is_abandoned: bool = False) -> None:
+        """Cancels running calls, collects final rewards, releases everything. Safe to call again, from any task.
+
+        An abandoned session, whose rewards nobody wants, is not graded, and a grade that runs is ended.
+        """
+        if is_abandoned:
+            self._is_abandoned = True
+            if self._grading is not None:
+                self._grading.cancel()
         if self._done_closing is not None:
             await self._done_closing.wait()
             return
@@ -290,10 +318,8 @@ class GatewaySession:
             scope.cancel()
         if self._scopes:
             await self._closing_step("its calls did not end", CANCEL_TIMEOUT_S, self._wait_for_calls)
-        rewards_s = REWARDS_TIMEOUT_S + max(
-            (getattr(source.backend, "finish_s", 0.0) for source in self.sources), default=0
-        )
-        self.has_rewards = await self._closing_step("no final rewards", rewards_s, self.finish)
+        rewards_s = REWARDS_TIMEOUT_S + self.finish_s
+        self.has_rewards &= await self._closing_step("no final rewards", rewards_s, self.finish)
         await self._closing_step("not everything was released", RELEASE_TIMEOUT_S, self.stack.aclose)
         self._done_closing.set()
 
@@ -325,3 +351,7 @@ class GatewaySession:
         if self.closed:
             raise SessionError("the session is closed")
         self._used_at = time.monotonic()
+
+
+def _finish_s(source: Source) -> float:
+    return float(getattr(source.backend, "finish_s", 0.0))

@@ -168,6 +168,8 @@ class SessionResponse(StrictModel):
     feedback: str | None
     expires_at: float | None
     """Unix time; each use extends it."""
+    finish_s: float
+    """How long the last rewards, such as a grade, may take when it is closed, in seconds."""
 
 
 class Reward(StrictModel):

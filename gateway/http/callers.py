@@ -100,11 +100,12 @@ class CallerGateway:
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[GatewaySession]:
-        session = await self.begin(task)
+        session, is_whole = await self.begin(task), False
         try:
             yield session
+            is_whole = True
         finally:
-            await session.close()
+            await session.close(is_abandoned=not is_whole)
 
     async def begin(self, task: Task) -> GatewaySession:
         session = await self._gateway.begin(task, lambda: self.table, self.observers)

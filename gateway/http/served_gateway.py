@@ -20,6 +20,11 @@ class ServedSession(AnySession, Protocol):
     """A session of a gateway in this process."""
 
     @property
+    def finish_s(self) -> float: ...
+
+    async def close(self, *, is_abandoned: bool = False) -> None: ...
+
+    @property
     def task(self) -> Task: ...
 
     @property

@@ -54,6 +54,7 @@ async def open_session(app: AppState, request: Request) -> ASGIApp:
             "tools": specs_to_json(specs, options.form, strict=options.strict),
             "feedback": http_session.session.feedback_name,
             "expires_at": http_session.expires_at,
+            "finish_s": http_session.session.finish_s,
         }
 
     if is_held:
@@ -150,7 +151,7 @@ class HeldSession:
     async def _close_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        await self.http_session.session.close()
+        await self.http_session.session.close(is_abandoned=True)
 
 
 async def _send_heartbeats(send: Send) -> None:

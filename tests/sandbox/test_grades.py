@@ -20,7 +20,7 @@ from gateway.process.reaper import Reaper
 from gateway.sandbox import grade_files, grader
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.grade_settings import GradeSettings
-from gateway.sandbox.grader import Grade, Grader, NoGrade, parse_reward
+from gateway.sandbox.grader import FILES_S, TRIES, Grade, Grader, NoGrade, parse_reward
 from gateway.sandbox.provider import BubblewrapProvider, FrozenFiles, LocalSandbox
 from gateway.sandbox.root_interpreter import LOADED_PYTHON
 from gateway.sandbox.sandbox_settings import SandboxSettings
@@ -30,6 +30,7 @@ from gateway.types import Outcome, Task, ToolCall
 from tests.live_server import live_server
 from tests.sandbox.cheats import CHEATS, Cheat
 from tests.sandbox.roots import make_layer, make_link, make_root
+from tests.waiting import wait_until
 
 LIMITS = {"memory_mb": 256, "processes": 40, "disk_mb": 16, "files": 1000}
 EXPECTED = "4711"
@@ -327,6 +328,63 @@ async def test_rewards_that_cannot_be_collected_are_no_zero_over_http(
             async with client.open() as session:
                 with pytest.raises(Unavailable, match="rewards could not be collected"):
                     await session.finish()
+
+
+class HangingGrader:
+    """Grades for ever, once it has begun."""
+
+    def __init__(self) -> None:
+        self.began, self.calls = anyio.Event(), 0
+
+    async def grade(self, left: object) -> Grade:
+        self.calls += 1
+        self.began.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+async def test_sessions_that_nobody_waits_for_are_not_graded(
+    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = HangingGrader()
+    monkeypatch.setattr(Grader, "grade", hanging.grade)
+    with anyio.fail_after(30):
+        async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway:
+            with pytest.raises(KeyError):
+                async with gateway.open():
+                    raise KeyError
+            expired = await gateway.begin(Task(ttl_s=0.01))
+            await wait_until(lambda: expired.id not in gateway.sessions)
+            await gateway.begin(Task())  # The gateway stops while it is open.
+    assert hanging.calls == 0
+
+
+async def test_gateway_that_stops_ends_grades_and_says_that_they_are_missing(
+    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = HangingGrader()
+    monkeypatch.setattr(Grader, "grade", hanging.grade)
+    with anyio.fail_after(30):
+        async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway, anyio.create_task_group() as tasks:
+            session = await gateway.begin(Task())
+            tasks.start_soon(session.close)
+            await hanging.began.wait()
+            await session.close(is_abandoned=True)
+    assert not session.has_rewards
+
+
+async def test_two_graded_entries_have_the_time_of_both_whatever_the_clients_timeout(
+    tmp_path: Path, root: str, tests: Path
+) -> None:
+    write_tools(tmp_path, root, **GIVEN)
+    (entry,) = json.loads((tmp_path / "box.yaml").read_text())["tools"]
+    (tmp_path / "box.yaml").write_text(json.dumps({"tools": [entry, {**entry, "prefix": "second_"}]}))
+    plan = build_plan([tmp_path / "box.yaml"], None)
+    with live_server(lambda: Gateway(plan.sources, services=plan.services)) as served:
+        async with RemoteGateway(served.url) as client, client.open() as session:
+            assert session._finish_s > 2 * TRIES * (GradeSettings(command=("a",)).timeout_s + 4 * FILES_S)
+            client.__dict__["_http"].timeout.read = 0.05
+            assert await session.finish() == {"grade": 0.0}
 
 
 @pytest.mark.parametrize(
