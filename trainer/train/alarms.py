@@ -383,7 +383,7 @@ def check_engine_mismatch(given: AlarmInput) -> str | None:
         "the engine samples from another policy than the one that is trained: other weights, other precision, or a"
         " sampling filter",
         "check that each step's weights reach the engine, and leave `sampling` at its defaults; until then the loss is"
-        " corrected, unless `algorithm.mismatch.truncate` is `never` and `reject` is not set",
+        " corrected, unless `algorithm.mismatch.truncate: never` is set without `algorithm.mismatch.reject`",
     )
 
 
