@@ -75,7 +75,7 @@ OPERATIONS = (
         session_routes.close_session,
         "Close a session and release its resources",
         api_models.ClosedSession,
-        errors=(404,),
+        errors=(404, 503),
     ),
     Operation(
         "POST",

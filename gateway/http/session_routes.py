@@ -34,6 +34,7 @@ from gateway.wire import (
 
 MAX_QUICK_TOOLS = 64
 """Longer lists of tools are encoded beside the event loop."""
+NO_REWARDS = "the session is closed, but its rewards could not be collected; the gateway's log says why"
 HEARTBEAT_S = 15.0
 """Interval of empty lines in the response of a held session, so that no proxy closes the connection."""
 
@@ -115,7 +116,7 @@ async def close_session(app: AppState, request: Request) -> ASGIApp:
     http_session = app.find_session(request.path_params["id"])
     await http_session.session.close()
     if not http_session.session.has_rewards:
-        raise Unavailable("the session is closed, but its rewards could not be collected; the gateway's log says why")
+        raise Unavailable(NO_REWARDS)
     return json_response(_closed_to_json(http_session))
 
 
@@ -146,7 +147,9 @@ class HeldSession:
                 tasks.cancel_scope.cancel()
         finally:
             await self.http_session.session.close()
-        await _send_line(send, dumps(_closed_to_json(self.http_session)), more=False)
+        missing = {"error": dict(Problem(503, "unavailable", NO_REWARDS).error)}
+        last = _closed_to_json(self.http_session) if self.http_session.session.has_rewards else missing
+        await _send_line(send, dumps(last), more=False)
 
     async def _close_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

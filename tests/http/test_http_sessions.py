@@ -9,6 +9,7 @@ import httpx2
 
 from gateway.gateway import Gateway
 from gateway.native.native_toolset import NativeToolset
+from gateway.session import GatewaySession
 from gateway.tool_table import Source
 from tests.http.api_client import ApiClient, HangingTool, http_sources
 from tests.live_server import LiveServer, live_server_async
@@ -81,6 +82,25 @@ async def test_held_session_closes_when_its_client_disconnects(client: ApiClient
         assert response["messages"][0]["content"] == "1"
         await lines.aclose()
     await wait_until(lambda: begun["id"] not in server.gateway.sessions)
+
+
+async def test_held_session_says_at_its_end_that_its_rewards_are_missing(client: ApiClient, server: LiveServer) -> None:
+    async with (
+        httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http,
+        http.stream("POST", "/v1/sessions?hold=true", json={}) as held,
+    ):
+        lines = held.aiter_lines()
+        id = json.loads(await anext(lines))["id"]
+        session = server.gateway.sessions[id]
+        assert isinstance(session, GatewaySession)
+
+        async def fail() -> dict[str, float]:
+            raise RuntimeError("the grader is gone")
+
+        session.finish = fail  # type: ignore[method-assign]
+        assert (await client("DELETE", f"/v1/sessions/{id}")).status_code == 503
+        last = [line async for line in lines if line][-1]
+    assert json.loads(last)["error"]["type"] == "unavailable" and "rewards" in last
 
 
 async def test_session_id_gives_access_to_no_other_session(client: ApiClient, server: LiveServer) -> None:
