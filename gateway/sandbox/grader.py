@@ -210,19 +210,19 @@ def _as_float(number: float) -> float:
         return math.inf
 
 
-def _keep_files(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if member.isdev() else member
-
-
 def pack_folders(files: Mapping[str, Path]) -> bytes:
     """Files and folders of this machine as an archive, at their places inside; raises Unavailable."""
     packed = io.BytesIO()
+
+    def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if packed.tell() + member.size > MAX_FILES_BYTES:
+            raise Unavailable(f"the files of the grade have more than {MAX_FILES_BYTES >> 20} MB: {member.name}")
+        return None if member.isdev() else member
+
     try:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for place, path in files.items():
-                tar.add(path.resolve(), place.lstrip("/"), filter=_keep_files)
-                if packed.tell() > MAX_FILES_BYTES:
-                    raise Unavailable(f"the files of the grade have more than {MAX_FILES_BYTES >> 20} MB: {path}")
+                tar.add(path.resolve(), place.lstrip("/"), filter=keep)
     except OSError as error:
         raise Unavailable(f"the files of the grade cannot be read: {error}") from error
     return packed.getvalue()

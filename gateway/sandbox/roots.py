@@ -276,7 +276,7 @@ class _Unpacked:
                 for entry in [*place.iterdir()] if place.is_dir() else ():
                     _remove(entry, written)
             elif name.startswith(WHITEOUT):
-                _remove(place / _parts(name.removeprefix(WHITEOUT))[0], written)
+                _remove(place / _name(name.removeprefix(WHITEOUT)), written)
             else:
                 self.count(member.size)
                 self._make_folders(place)
@@ -317,7 +317,7 @@ class _Unpacked:
             path.chmod(member.mode & 0o1777 | stat.S_IRWXU)
             return True
         if member.islnk():
-            source = self.resolve(_parts(member.linkname)[:-1]) / _parts(member.linkname)[-1]
+            source = self.resolve(_parts(member.linkname)[:-1]) / _name(member.linkname)
             if not os.path.lexists(source) or (source.is_dir() and not source.is_symlink()):
                 raise ValueError(f"{member.name!r:.100} is a link to {member.linkname!r:.100}, which is no file of it")
             if source != path:
@@ -343,6 +343,13 @@ def _parts(name: str) -> list[str]:
     if ".." in parts or len(parts) > MAX_PARTS or "\0" in name:
         raise ValueError(f"{name!r:.100} leads out of its folder")
     return parts
+
+
+def _name(path: str) -> str:
+    """The last part of a member's name; raises ValueError where there is none."""
+    if not (parts := _parts(path)):
+        raise ValueError(f"{path!r:.100} names no file of it")
+    return parts[-1]
 
 
 def _remove(path: Path, kept: set[Path] | None = None) -> None:

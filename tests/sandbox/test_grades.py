@@ -414,3 +414,10 @@ def test_grades_that_cannot_be_made_are_refused_by_name(
 def test_grade_without_a_root_uses_no_place_that_cannot_be_written(tmp_path: Path, tests: Path) -> None:
     with pytest.raises(ConfigError, match="only `/rollout` of this sandbox can be written"):
         build_plan([write_tools(tmp_path, "", **GIVEN)], None)
+
+
+def test_files_of_a_grade_that_are_too_large_are_told_before_they_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(Unavailable, match="more than 256 MB: tests/huge"):
+        grader.pack_folders({"/tests": tmp_path})

@@ -283,6 +283,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "leads out",
     ),
     "hard link to nothing": (make_layer([make_link("etc/stolen", "etc/none", tarfile.LNKTYPE)]), "is no file of it"),
+    "hard link to the root itself": (make_layer([make_link("etc/all", "/", tarfile.LNKTYPE)]), "names no file"),
+    "whiteout of nothing": (make_layer([("etc/.wh.", b"")]), "names no file"),
     "links in a circle": (make_layer([make_link("a", "b"), make_link("b", "a"), ("a/file", b"")]), "lead nowhere"),
     "bomb": (bomb(), "more than 32 GB"),
     "bomb of a header": (header_bomb(), "header of"),

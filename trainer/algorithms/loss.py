@@ -115,15 +115,14 @@ def compute_importance_weights(batch: Batch, settings: MismatchSettings) -> Tens
     if settings.reject:
         ratio_T, (low, high) = _compute_ratio(batch, settings.reject), settings.bounds
         weights_T = weights_T * ((ratio_T >= low) & (ratio_T <= high))
-    if settings.truncate == "auto":
-        if not settings.reject:
-            # By sequence, since a step's rows may be dealt in any way to micro-batches and ranks.
-            difference_T = (batch.old_logprobs_T - batch.engine_logprobs_T).abs()
-            is_far_S = batch.mean_by_sequence(difference_T, batch.fresh_T) > MAX_UNCORRECTED
-            corrected_T = weights_T * _compute_ratio(batch, "token").clamp(max=settings.cap)
-            weights_T = torch.where(is_far_S[batch.sequence_T], corrected_T, weights_T)
-    elif settings.truncate != "never":
+    if settings.truncate in ("token", "sequence"):
         weights_T = weights_T * _compute_ratio(batch, settings.truncate).clamp(max=settings.cap)
+    elif settings.truncate == "auto" and not settings.reject:
+        # By sequence, since a step's rows may be dealt in any way to micro-batches and ranks.
+        difference_T = (batch.old_logprobs_T - batch.engine_logprobs_T).abs()
+        is_far_S = batch.mean_by_sequence(difference_T, batch.fresh_T) > MAX_UNCORRECTED
+        ratio_T = _compute_ratio(batch, "token").clamp(max=settings.cap)
+        weights_T = torch.where(is_far_S[batch.sequence_T], weights_T * ratio_T, weights_T)
     return weights_T.detach()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -380,16 +379,16 @@ class PolicyUpdater:
         def plan(batch: Batch) -> PassPlan | None:
             return self._policy.logprob_reader.plan(batch.ids_T, batch.sequence_T, batch.trained_T)
 
-        if len(minibatch) == 1:
+        if len(minibatch) == 1:  # A thread cannot start where memory has run out, which is then not told.
             yield minibatch[0], plan(minibatch[0].on_host)
             return
         with ThreadPoolExecutor(1, "plan") as thread:
-            upcoming = deque([thread.submit(plan, minibatch[0].on_host)])
-            for number, micro_batch in enumerate(minibatch):
-                ready = upcoming.popleft().result()
-                if number + 1 < len(minibatch):
-                    upcoming.append(thread.submit(plan, minibatch[number + 1].on_host))
+            ready = thread.submit(plan, minibatch[0].on_host).result()
+            for micro_batch, following in pairwise(minibatch):
+                upcoming = thread.submit(plan, following.on_host)
                 yield micro_batch, ready
+                ready = upcoming.result()
+            yield minibatch[-1], ready
 
     def _report_layers(self, tokens: int) -> AbstractContextManager[None]:
         """Reports the layers of a pass. Not where each sequence has a pass of its own, nor where ranks share weights,
