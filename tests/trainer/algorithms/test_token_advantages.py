@@ -248,6 +248,8 @@ def test_skipped_rows_are_counted() -> None:
     result = compute_token_advantages(build_train_batch(STEP, make_settings(), weigh_last_turn), make_settings())
     assert result.metrics == {"update/rows": 4.0, "update/idle": 3.0, "update/tokens": 6.0}
     assert result.totals == StepTotals(8.0, 6)
+    counted = make_settings(count_untrained=True)
+    assert compute_token_advantages(build_train_batch(STEP, counted, weigh_last_turn), counted).totals.rollouts == 7
 
 
 @pytest.mark.parametrize(
