@@ -181,14 +181,6 @@ class CountsTokens(Protocol):
         ...
 
 
-@runtime_checkable
-class ForwardsRequests(Protocol):
-    """An engine whose requests to generate a rollout worker may send itself."""
-
-    @property
-    def takes_forwarded(self) -> bool: ...
-
-
 class Engine(Protocol):
     """An async context manager, entered by one task; any task may call `generate`."""
 

@@ -209,7 +209,7 @@ class Replica:
                 await self.client.post_stream("/generate", body, streamed.add, within=GENERATE_TIMEOUT_S)
                 answer = streamed.answer
             else:
-                answer = await self.client.generate(body, within=GENERATE_TIMEOUT_S)
+                answer = await self.client.post("/generate", body, within=GENERATE_TIMEOUT_S)
             done = True
             return answer
         except EngineError:

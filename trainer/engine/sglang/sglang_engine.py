@@ -111,11 +111,6 @@ class SGLangEngine:
         return self._published.agreement
 
     @property
-    def takes_forwarded(self) -> bool:
-        """Whether rollout workers may send the requests to generate that this engine decides on."""
-        return True
-
-    @property
     def counters(self) -> Mapping[str, float]:
         """Requests by routing reason and by server, and how many servers were lost, and came back."""
         return self.routing.metrics | {"servers_lost": self._servers_lost, "restarts": self._restarts}
