@@ -25,6 +25,7 @@ from trainer.cli.options import (
     TrainOption,
     TrainOptions,
     app,
+    find_jobs,
 )
 from trainer.cli.rank_command import (
     follow_and_exit,
@@ -308,7 +309,7 @@ def evaluate(
     import anyio
     from rich.console import Console
 
-    from trainer.cli.run_file import fetch_model, find_jobs, find_run_file, load_settings
+    from trainer.cli.run_file import fetch_model, find_run_file, load_settings
     from trainer.train.evaluate import compare_run, evaluate_model
     from trainer.train.run_folder import load_run_settings, next_free_folder
     from trainer.train.settings import TrainSettings
