@@ -4,6 +4,7 @@
 /v1/runs                          the runs with their settings
 /v1/runs/RUN/metrics?from=BYTE    metrics since a position in the file, and what the run is doing now
 /v1/runs/RUN/alarms               alarms
+/v1/runs/RUN/notes                POST: notes and tags, kept in the run's folder
 /v1/runs/RUN/rollouts?...         rows of the table of rollouts; see `search.py`
 /v1/runs/RUN/choices              values to filter by
 /v1/runs/RUN/steps?step=A-B       digests of steps: kinds, endings, outcomes, lengths; see `step_digest.py`
@@ -27,6 +28,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Route, Router
@@ -38,6 +40,7 @@ from gateway.http.security import SecurityMiddleware
 from gateway.http.settings import Settings, check_token_required
 from gateway.http.uvicorn_server import Server, bind_socket, make_uvicorn_config, server_url
 from gateway.web.static_files import SHARED_PACKAGE, find_file
+from mtrl_plugins.web.notes import Notes
 from mtrl_plugins.web.runs import NotFound, ViewedRun
 from mtrl_plugins.web.search import MAX_INT, InvalidQuery, parse_int, parse_query, parse_span
 from trainer.storage.rollout_file import RunError
@@ -50,7 +53,8 @@ DOWNLOAD_HEADERS = (
 )
 """Headers that keep a browser from showing a tool's bytes as a page of this site."""
 
-Endpoint = Callable[[ViewedRun, Request], Any]
+Endpoint = Callable[[ViewedRun, Request, bytes], Any]
+"""(run, request, its body) -> what is answered."""
 
 
 def build_app(runs: Sequence[ViewedRun], settings: Settings) -> ASGIApp:
@@ -58,6 +62,7 @@ def build_app(runs: Sequence[ViewedRun], settings: Settings) -> ASGIApp:
     runs_by_name = {run.name: run for run in runs}
     routes = [Route(path, _run_endpoint(runs_by_name, answer), methods=["GET"]) for path, answer in ENDPOINTS.items()]
     routes += [
+        Route("/v1/runs/{run}/notes", _run_endpoint(runs_by_name, _save_notes), methods=["POST"]),
         Route("/v1/runs", _list_runs(runs), methods=["GET"]),
         Route("/", _redirect_home, methods=["GET"]),
         Route("/ui", _redirect_home, methods=["GET"]),
@@ -89,7 +94,7 @@ def _run_endpoint(runs_by_name: Mapping[str, ViewedRun], endpoint: Endpoint) -> 
         if run is None:
             return not_found(request.url.path).response
         try:
-            result = await to_thread.run_sync(endpoint, run, request)
+            result = await to_thread.run_sync(endpoint, run, request, await request.body())
         except NotFound as error:
             return Problem(404, "not_found", str(error)).response
         except InvalidQuery as error:
@@ -106,7 +111,15 @@ def _run_endpoint(runs_by_name: Mapping[str, ViewedRun], endpoint: Endpoint) -> 
     return handle
 
 
-def _metrics(run: ViewedRun, request: Request) -> Any:
+def _save_notes(run: ViewedRun, request: Request, body: bytes) -> Any:
+    try:
+        notes = Notes.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidQuery(f"notes are a text and a list of tags: {error.errors()[0]['msg']}") from error
+    return notes.save(run.folder)
+
+
+def _metrics(run: ViewedRun, request: Request, body: bytes) -> Any:
     start = request.query_params.get("from", "0")
     return run.metrics(parse_int("`from`, a position in the file from an earlier response,", start))
 
@@ -118,16 +131,16 @@ def _span(request: Request) -> tuple[int, int]:
 
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/runs/{run}/metrics": _metrics,
-    "/v1/runs/{run}/alarms": lambda run, request: run.alarms(),
-    "/v1/runs/{run}/choices": lambda run, request: run.choices(),
-    "/v1/runs/{run}/rollouts": lambda run, request: run.rollouts(parse_query(request.query_params)),
-    "/v1/runs/{run}/rollouts/{place}": lambda run, request: run.rollout(
+    "/v1/runs/{run}/alarms": lambda run, request, body: run.alarms(),
+    "/v1/runs/{run}/choices": lambda run, request, body: run.choices(),
+    "/v1/runs/{run}/rollouts": lambda run, request, body: run.rollouts(parse_query(request.query_params)),
+    "/v1/runs/{run}/rollouts/{place}": lambda run, request, body: run.rollout(
         parse_int("a rollout's number", request.path_params["place"])
     ),
-    "/v1/runs/{run}/steps": lambda run, request: run.steps(*_span(request)),
-    "/v1/runs/{run}/tools": lambda run, request: run.tools(*_span(request)),
-    "/v1/runs/{run}/group": lambda run, request: run.group(request.query_params.get("name", "")),
-    "/v1/runs/{run}/blobs/{digest}": lambda run, request: run.blob(request.path_params["digest"]),
+    "/v1/runs/{run}/steps": lambda run, request, body: run.steps(*_span(request)),
+    "/v1/runs/{run}/tools": lambda run, request, body: run.tools(*_span(request)),
+    "/v1/runs/{run}/group": lambda run, request, body: run.group(request.query_params.get("name", "")),
+    "/v1/runs/{run}/blobs/{digest}": lambda run, request, body: run.blob(request.path_params["digest"]),
 }
 
 

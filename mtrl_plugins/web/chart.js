@@ -9,10 +9,23 @@ export const colourOf = place => `var(--curve-${place % 6 + 1})`;
 /** Curves of the same colour differ in their dashes. */
 export const dashOf = place => DASHES[(place + Math.floor(place / 6)) % DASHES.length];
 
-/** The state that the charts of a page share: crosshair, zoom and smoothing. */
+/** The looks of a chart's curves: what is called alike has one colour on the whole page, as long as a chart is not left
+ * with two of it. `meanings` are the names that several charts have, each with its place. */
+export function looksOf(names, meanings) {
+  const places = names.map(name => meanings.get(name) ?? null);
+  const taken = new Set(places.filter(place => place !== null).map(place => place % 6));
+  const free = [...Array(6).keys(), ...names.keys()].filter(place => !taken.has(place));
+  return places.map(place => place ?? free.shift()).map(place => ({ hue: colourOf(place), dash: dashOf(place) }));
+}
+
+/** The state that the charts of a page share: crosshair, zoom, smoothing, and what is along the axis. */
 export function chartGroup() {
   const charts = new Set();
-  const group = { at: null, zoom: null, smooth: .25, charts };
+  const group = { at: null, zoom: null, smooth: .25, charts, along: null };
+  /** Where the crosshair is, in words. */
+  group.where = at => group.along ? group.along.format(at) : `step ${at}`;
+  /** The place after one, by keys. */
+  group.next = (from, direction) => group.along ? group.along.next(from, direction) : from + direction;
   group.draw = () => charts.forEach(chart => chart.draw());
   group.point = at => { group.at = at; charts.forEach(chart => chart.point()); };
   group.focus = zoom => { group.zoom = zoom; group.changed?.(); group.draw(); };
@@ -56,12 +69,13 @@ const SUPERSCRIPTS = { "-": "⁻", ...Object.fromEntries([..."⁰¹²³⁴⁵⁶
 const formatPower = value => `10${[...String(Math.round(Math.log10(value)))].map(sign => SUPERSCRIPTS[sign]).join("")}`;
 
 /** A chart's axes, crosshair, zoom and legend; `paint` draws its content. */
-function chartFrame(shared, title, unit, { range, scale, paint, legend, label, owners, opens }) {
+function chartFrame(shared, title, unit, { range, scale, paint, legend, label, owners, opens, remove }) {
   const plot = svg("svg", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, ${unit}: a step`, "aria-describedby": "chart-keys", "aria-valuenow": 0, height: HEIGHT });
   const legendList = el("ul", { class: "legend" });
   const when = el("span", { class: "when number" });
   const node = el("section", { class: "panel chart" },
-    el("header", { class: "row between" }, el("h3", {}, title, " ", el("span", { class: "dim small unit" }, unit)), when), plot, legendList);
+    el("header", { class: "row between" }, el("h3", {}, title, " ", el("span", { class: "dim small unit" }, unit)), when,
+      remove ? el("button", { class: "quiet", "aria-label": `Remove ${title}`, on: { click: remove } }, "×") : null), plot, legendList);
   const self = { node, title };
   const cross = svg("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM });
   const selection = svg("rect", { class: "marked", y: TOP, height: HEIGHT - BOTTOM - TOP });
@@ -81,7 +95,7 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label, o
       marks.map(value => [svg("line", { class: "rule", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
         svg("text", { class: "tick", x: LEFT - 6, y: y(value) + 3.5, "text-anchor": "end" }, scale === "share" ? `${Math.round(value * 100)} %` : scale === "log" ? formatPower(value) : number(value, 3))]),
       ticks(first, last, Math.min(8, width / 90)).filter(Number.isInteger).map(step =>
-        svg("text", { class: "tick", x: x(step), y: HEIGHT - 5, "text-anchor": "middle" }, number(step))),
+        svg("text", { class: "tick", x: x(step), y: HEIGHT - 5, "text-anchor": "middle" }, shared.along ? shared.along.tick(step) : number(step))),
       svg("g", { "clip-path": `url(#${clip})` }, paint({ x, y, first, last, width })), selection, cross);
     self.point();
   };
@@ -93,15 +107,15 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label, o
     if (keyStart !== null && shared.at === null) clearSelection();
     const [a, b] = keySelection();
     if (keyStart !== null) showSelection(map.x(a), map.x(b));
-    put(when, keyStart !== null ? `steps ${a} to ${b}` : shown ? `step ${shared.at}` : "");
+    put(when, keyStart !== null ? shared.along ? `${shared.where(a)} to ${shared.where(b)}` : `steps ${a} to ${b}` : shown ? shared.where(shared.at) : "");
     put(legendList, legend(shared.at));
-    for (const [name, value] of Object.entries({ valuemin: map.first, valuemax: map.last, valuenow: shared.at ?? map.last, valuetext: `step ${shared.at ?? map.last}: ${label(shared.at)}` })) plot.setAttribute(`aria-${name}`, value);
+    for (const [name, value] of Object.entries({ valuemin: map.first, valuemax: map.last, valuenow: shared.at ?? map.last, valuetext: `${shared.where(shared.at ?? map.last)}: ${label(shared.at)}` })) plot.setAttribute(`aria-${name}`, value);
   };
 
   /** The run whose curve is nearest to a point: of several runs, a click opens that one. */
   const nearestOwner = (step, pixel) => owners().map(({ owner, value }) => ({ owner, away: pixel === null || value(step) === undefined ? Infinity : Math.abs(map.y(value(step)) - pixel) }))
     .reduce((best, one) => best && best.away <= one.away ? best : one, null)?.owner;
-  const clamp = step => Math.round(Math.min(map.last, Math.max(map.first, step)));
+  const clamp = at => { const inside = Math.min(map.last, Math.max(map.first, at)); return shared.along ? inside : Math.round(inside); };
   const showSelection = (a, b) => { selection.setAttribute("x", Math.min(a, b)); selection.setAttribute("width", Math.abs(b - a)); };
   const keySelection = () => [keyStart, shared.at].sort((first, second) => first - second);
   const clearSelection = () => { keyStart = null; showSelection(0, 0); };
@@ -128,7 +142,7 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label, o
   plot.addEventListener("keydown", event => {
     const direction = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (direction) {
-      const from = shared.at ?? (direction > 0 ? map.first - 1 : map.last + 1), to = clamp(from + direction);
+      const from = shared.at ?? (direction > 0 ? map.first - 1 : map.last + 1), to = clamp(shared.next(from, direction));
       if (event.shiftKey) keyStart ??= clamp(from); else clearSelection();
       shared.point(to);
     } else if (keyStart !== null && event.key === "Enter") zoom(...keySelection());
@@ -148,7 +162,7 @@ function legendItem(name, value, stroke, pattern, more) {
 }
 
 /** Curves: {name, points: [[step, value]], hue, dash, sparse}. */
-export function lineChart(shared, { title, unit, scale, opens }) {
+export function lineChart(shared, { title, unit, scale, opens, remove }) {
   let curves = [];
   const range = (first, last) => {
     if (scale === "share") return [0, 1];
@@ -171,7 +185,7 @@ export function lineChart(shared, { title, unit, scale, opens }) {
     ];
   });
   const value = (curve, step) => (step === null ? curve.points.at(-1) : nearest(curve.points, step))?.[1];
-  const self = chartFrame(shared, title, unit, { range, scale, paint, opens,
+  const self = chartFrame(shared, title, unit, { range, scale, paint, opens, remove,
     legend: step => curves.map(curve => legendItem(curve.name, formatValue(scale, value(curve, step)), curve.hue, curve.dash)),
     owners: () => curves.map(curve => ({ owner: curve.owner, value: step => value(curve, step) })),
     label: step => curves.map(curve => `${curve.name} ${formatValue(scale, value(curve, step))}`).join(", ") });
@@ -179,7 +193,7 @@ export function lineChart(shared, { title, unit, scale, opens }) {
   return self;
 }
 
-/** Stacked layers: {name, points: [[step, seconds]]}, all over the same steps. */
+/** Stacked layers: {name, points: [[step, seconds]], hue}, all over the same steps. */
 export function stackedChart(shared, { title, unit }) {
   let layers = [];
   const sums = (first, last) => (layers[0]?.points ?? []).map(([step], index) => [step, layers.reduce((sum, layer) => sum + layer.points[index][1], 0)])
@@ -187,13 +201,13 @@ export function stackedChart(shared, { title, unit }) {
   const paint = ({ x, y }) => {
     const steps = layers[0]?.points.map(([step]) => step) ?? [], base = steps.map(() => 0);
     const half = steps.length > 1 ? (x(steps[1]) - x(steps[0])) / 2 : 12, gap = half > 2.5 ? .5 : 0;
-    return layers.map((layer, index) => {
+    return layers.map(layer => {
       const parts = layer.points.map(([step, spent], position) => {
         const low = base[position], high = low + spent;
         base[position] = high;
         return spent ? `M${(x(step) - half + gap).toFixed(1)} ${y(low).toFixed(1)}V${y(high).toFixed(1)}H${(x(step) + half - gap).toFixed(1)}V${y(low).toFixed(1)}Z` : "";
       });
-      return svg("path", { d: parts.join(""), fill: colourOf(index) });
+      return svg("path", { d: parts.join(""), fill: layer.hue });
     });
   };
   const valueAt = (layer, step) => step === null ? null : nearest(layer.points, step)?.[1];
@@ -201,9 +215,17 @@ export function stackedChart(shared, { title, unit }) {
   const grandTotal = () => layers.reduce((sum, layer) => sum + totalOf(layer), 0) || 1;
   const formatLayer = (layer, step) => step === null ? `${Math.round(totalOf(layer) / grandTotal() * 100)} %` : seconds(valueAt(layer, step));
   const self = chartFrame(shared, title, unit, { scale: "linear", paint, range: (first, last) => [0, sums(first, last).reduce((most, layer) => Math.max(most, layer), 1e-6) * 1.05],
-    legend: step => layers.map((layer, index) => legendItem(layer.name, formatLayer(layer, step), colourOf(index), "", true)),
+    legend: step => layers.map(layer => legendItem(layer.name, formatLayer(layer, step), layer.hue, "", true)),
     owners: () => layers.map(layer => ({ owner: layer.owner, value: () => undefined })),
     label: step => layers.map(layer => `${layer.name} ${formatLayer(layer, step)}`).join(", ") });
   self.set = values => { layers = values; self.draw(); };
   return self;
+}
+
+const BINS_HEIGHT = 28, BIN_WIDTH = 10;
+/** A histogram: how many values are in each of some bins of equal width. */
+export function histogram({ low, high, counts }, format) {
+  const most = Math.max(...counts, 1), words = `${format(low)} to ${format(high)}: ${counts.join(", ")}`;
+  return svg("svg", { class: "histogram", role: "img", "aria-label": words, width: counts.length * BIN_WIDTH, height: BINS_HEIGHT }, svg("title", {}, words),
+    counts.map((many, place) => svg("rect", { x: place * BIN_WIDTH, y: BINS_HEIGHT - many / most * BINS_HEIGHT, width: BIN_WIDTH - 1, height: many / most * BINS_HEIGHT })));
 }

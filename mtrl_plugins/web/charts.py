@@ -39,6 +39,13 @@ WEB_CHARTS = (
     _chart("Restarts", "in a step", names=SERVERS),
     _chart("Groups", "per step", names={"groups/teaching": "with signal", "groups/count": "all"}),
     _chart("Tasks tried", "tasks", names={f"tasks/{kind}": kind for kind in ("learnable", "solved", "hopeless")}),
+    _chart(
+        "Processors",
+        "cores busy",
+        names={"machine/cores": "of this machine", "machine/cores_of_trainer": "of the trainer"},
+    ),
+    _chart("Memory", "GB", names={"machine/memory_gb": "of the trainer"}, within="machine/gpu_memory_gb/"),
+    _chart("GPU use", "share of the time", "share", within="machine/gpu/"),
     _chart("Wasted tokens", "share of a step", "share", names={"tasks/wasted_tokens": "taught nothing"}),
 )
 

@@ -2,12 +2,13 @@
 
 import { count, el, integer, number, percent, put, seconds, signed } from "./dom.js";
 import { fetchSteps, linkTo } from "./data.js";
+import { histogram } from "./chart.js";
 import { dataTable } from "./data_table.js";
 
 const PROPERTIES = { kind: "Kinds of task", source: "Data sources", stop: "Endings", tool: "Tools used", outcome: "Outcomes of tool calls", blame: "Failures" };
 const HEADS = { kind: "Kind", source: "Source", stop: "Ending", tool: "Tool", outcome: "Outcome", blame: "Failure of" };
 const DIVIDES = ["kind", "source", "stop"]; // a rollout has one value of these, so that the change of the mean is the sum of their parts
-const MEASURES = [["turns", "Turns", number], ["calls", "Tool calls", number], ["tokens", "Tokens", number], ["written", "Tokens of the policy", number], ["seconds", "Time of a rollout", seconds]];
+const MEASURES = [["reward", "Reward", number], ["turns", "Turns", number], ["calls", "Tool calls", number], ["tokens", "Tokens", number], ["written", "Tokens of the policy", number], ["seconds", "Time of a rollout", seconds]];
 const MAX_CAUSES = 5;
 
 export async function view({ frame, run, address }) {
@@ -98,11 +99,13 @@ function propertyTable(run, before, after, property, title) {
   const side = (digest, value) => [[integer(value.rollouts), example(run, digest, value)], percent(share(digest, value)), number(value.reward)];
   const heads = [HEADS[property], ...[before, after].flatMap(({ step }) => [`step ${step}`, "share", "reward"]), "share changed by", divides ? "part of the reward's change" : null];
   return dataTable(title, heads.filter(Boolean), rows.map(row => [named(run, after, property, row.name), ...side(before, row.before), ...side(after, row.after),
-    `${signed((share(after, row.after) - share(before, row.before)) * 100)} %`, ...(divides ? [partOf(before, after, row.part)] : [])]));
+    `${signed((share(after, row.after) - share(before, row.before)) * 100)} points`, ...(divides ? [partOf(before, after, row.part)] : [])]));
 }
 function measureTable(before, after) {
-  return dataTable("Lengths and times", ["Mean of a rollout", `step ${before.step}`, `step ${after.step}`, "changed by"], MEASURES.filter(([name]) => before[name] !== null || after[name] !== null).map(([name, title, format]) =>
-    [title, format(before[name]), format(after[name]), before[name] ? `${signed((after[name] - before[name]) / before[name] * 100)} %` : "–"]));
+  const spread = (digest, name, format) => digest.spreads[name] ? [histogram(digest.spreads[name], format), format(digest[name])] : format(digest[name]);
+  const changed = name => name !== "reward" && before[name] ? `${signed((after[name] - before[name]) / before[name] * 100)} %` : signed(after[name] - before[name]);
+  return dataTable("Reward, lengths and times", ["Of a rollout: mean, and how it spreads", `step ${before.step}`, `step ${after.step}`, "changed by"], MEASURES.filter(([name]) => before[name] !== null && after[name] !== null).map(([name, title, format]) =>
+    [title, spread(before, name, format), spread(after, name, format), changed(name)]));
 }
 function toolTable(run, before, after) {
   const tools = [...new Set([before, after].flatMap(digest => Object.keys(digest.tools)))];

@@ -26,6 +26,7 @@ const mediaUrls = new Map();
 
 export const fetchRuns = () => fetchJson("../v1/runs");
 export const fetchMetrics = (run, from) => fetchJson(runUrl(run, `/metrics?from=${from}`));
+export const saveNotes = (run, body) => fetchJson(runUrl(run, "/notes"), { method: "POST", body });
 export const fetchAlarms = run => fetchJson(runUrl(run, "/alarms"));
 export const fetchChoices = run => fetchJson(runUrl(run, "/choices"));
 export const fetchRollout = (run, place) => fetchJson(runUrl(run, `/rollouts/${place}`));

@@ -1,8 +1,8 @@
 // One or several runs: facts, what they are doing now, alarms, charts of metrics and time with their values, and settings.
 
 import { $, Refusal, clock, count, el, keepFocus, number, percent, put, seconds, integer } from "./dom.js";
-import { chartGroup, dashOf, colourOf, lineChart, stackedChart } from "./chart.js";
-import { fetchAlarms, fetchMetrics, fetchRuns as listed, linkTo } from "./data.js";
+import { chartGroup, dashOf, colourOf, lineChart, looksOf, stackedChart } from "./chart.js";
+import { fetchAlarms, fetchMetrics, fetchRuns as listed, linkTo, saveNotes } from "./data.js";
 import { dataTable } from "./data_table.js";
 
 const POLL_MS = 2000, FRESH_S = 90, MANY = 12;
@@ -10,18 +10,19 @@ const hiddenRuns = { hidden: new Set() }; // names of runs that are switched off
 
 export async function view({ frame, runs }) {
   const histories = runs.map((run, index) => ({ run, place: index, lines: [], from: 0, alarms: [], changed: run.changed, now: null, live: livePanel(run) }));
-  const shared = chartGroup();
+  const shared = chartGroup(), shownOf = () => histories.filter(history => !hiddenRuns.hidden.has(history.run.name));
+  shared.axis = axis(shownOf);
   shared.span = () => {
-    const steps = histories.filter(history => !hiddenRuns.hidden.has(history.run.name)).flatMap(history => [history.lines[0]?.step, history.lines.at(-1)?.step]).filter(step => step !== undefined);
-    return steps.length ? [Math.min(...steps), Math.max(...steps, 1)] : [0, 1];
+    const places = shownOf().flatMap(history => [history.lines[0], history.lines.at(-1)].filter(Boolean).map(line => shared.axis.at(history, line)));
+    return places.length ? [Math.min(...places), Math.max(...places, 1)] : [0, 1];
   };
-  shared.open = (step, owner, view = "rollouts") => { location.hash = linkTo(owner ?? runs[0].name, view, null, { step }); };
+  shared.open = (at, owner, view = "rollouts") => { const run = owner ?? runs[0].name; location.hash = linkTo(run, view, null, { step: shared.axis.stepAt(run, at) }); };
   await Promise.all(histories.map(readMetrics));
 
   const parts = { server: el("div", { class: "server-error", role: "status" }), facts: el("div", { class: "facts-all" }), live: el("div", { class: "stack" }, histories.map(history => history.live.node)), alarms: el("div", { class: "stack", "aria-live": "polite" }), charts: el("div", { class: "charts" }), settings: el("div") };
   const values = valuesTable(runs[0]);
   const tools = toolbar(shared, histories, () => update());
-  put(frame, el("h1", { class: "unseen" }, runs.length > 1 ? "Runs" : `Run ${runs[0].name}`), parts.server, parts.facts, parts.live, parts.alarms, tools, el("h2", { class: "unseen" }, "Curves"), parts.charts, values.node, parts.settings);
+  put(frame, el("h1", { class: "unseen" }, runs.length > 1 ? "Runs" : `Run ${runs[0].name}`), parts.server, parts.facts, parts.live, parts.alarms, tools.node, el("h2", { class: "unseen" }, "Curves"), parts.charts, values.node, runs.map(run => notesPanel(run, runs.length > 1)), parts.settings);
   const drawn = new Map();
   let timer = 0, closed = false, trouble = null;
   const updateFacts = () => {
@@ -37,10 +38,11 @@ export async function view({ frame, runs }) {
     keepFocus(parts.alarms, () => { put(parts.alarms, alarmList(histories)); if (open) $("details", parts.alarms)?.setAttribute("open", ""); });
   };
   const update = () => {
-    const shown = histories.filter(history => !hiddenRuns.hidden.has(history.run.name));
     updateFacts();
     updateAlarms();
-    values.set(drawCharts(parts.charts, shared, drawn, shown, histories.length > 1));
+    tools.offer();
+    const drawnCharts = drawCharts(parts.charts, shared, drawn, shownOf(), histories.length > 1, update);
+    values.set(shared.along ? [] : drawnCharts); // a table by step
   };
   put(parts.settings, settingsPanel(runs));
   update();
@@ -101,13 +103,13 @@ function runFacts(history, several, trouble) {
   const age = history.changed ? Date.now() / 1000 - history.changed : null;
   const finished = hasFinished(history), live = !finished && !trouble && (history.now ? isAlive(history.now) : age !== null && age < FRESH_S);
   const state = !history.lines.length && !history.now ? "no metrics yet" : finished ? "finished" : trouble ? "no answer" : live ? "running" : `no change since ${clock(history.changed)}`;
-  const spent = history.lines.reduce((sum, line) => sum + Object.entries(line).filter(([name]) => /^time\/[^/]+_s$/.test(name)).reduce((all, [, value]) => all + (value ?? 0), 0), 0);
+  const spent = history.lines.reduce((sum, line) => sum + secondsOf(line), 0);
   const [reward] = latest(history, "reward/mean"), [sampled] = latest(history, "success/sampled"), [greedy, when] = latest(history, "eval/greedy");
   const fact = (label, value, more) => el("div", { class: "fact" }, el("dt", { class: "label" }, label), el("dd", {}, el("b", { class: "number" }, value), more ? el("span", { class: "dim small" }, " ", more) : null));
   return el("section", { class: "facts", "aria-label": history.run.name },
     el("div", { class: "run-title" }, several ? el("span", { class: "swatch", style: { background: colourOf(history.place) } }) : null,
       el("a", { class: "runname", href: linkTo(history.run.name, "rollouts") }, history.run.name),
-      el("span", { class: "chip", data: { state: finished ? "over" : live ? "live" : "still" } }, state)),
+      el("span", { class: "chip", data: { state: finished ? "over" : live ? "live" : "still" } }, state), history.run.tags.map(tag => el("span", { class: "chip" }, tag))),
     el("dl", {}, fact("Step", integer(step), all ? `of ${integer(all)}` : ""),
       fact("Reward", reward === null ? "–" : number(reward, 3)),
       fact("Sampled", percent(sampled)),
@@ -128,6 +130,42 @@ function alarmList(histories) {
     rest.length ? el("details", {}, el("summary", {}, `${count(rest.length, "earlier alarm")}`), el("ul", { class: "alarms" }, rest.map(show))) : null);
 }
 
+const isPhase = name => /^time\/[^/]+_s$/.test(name);
+const secondsOf = line => Object.entries(line).reduce((sum, [name, value]) => sum + (isPhase(name) ? value ?? 0 : 0), 0);
+const AXES = {
+  step: null,
+  tokens: { of: line => line["tokens/sampled"] ?? 0, format: at => `${integer(at)} tokens`, tick: at => number(at) },
+  time: { of: secondsOf, format: seconds, tick: at => at ? seconds(at) : "0" },
+};
+/** What is along the charts: steps, or the tokens or the time that were spent up to them. `shown()` are the runs. */
+function axis(shown) {
+  let chosen = "step";
+  const places = new Map(); // by history: how many lines were added up, and the place of each step
+  const placesOf = history => {
+    let known = places.get(history);
+    if (!known || known.name !== chosen || known.lines > history.lines.length) places.set(history, known = { name: chosen, lines: 0, sum: 0, at: new Map() });
+    for (; known.lines < history.lines.length; known.lines += 1) { const line = history.lines[known.lines]; known.at.set(line.step, known.sum += AXES[chosen].of(line)); }
+    return known.at;
+  };
+  const self = { at: (history, line) => AXES[chosen] ? placesOf(history).get(line.step) : line.step,
+    stepAt: (run, at) => {
+      const history = shown().find(history => history.run.name === run);
+      return AXES[chosen] && history ? history.lines.reduce((best, line) => Math.abs(self.at(history, line) - at) < Math.abs(self.at(history, best) - at) ? line : best).step : at;
+    },
+    choose: (name, shared) => {
+      chosen = name;
+      shared.along = AXES[name] && { ...AXES[name], next: (from, direction) => {
+        const all = shown().flatMap(history => history.lines.map(line => self.at(history, line))).filter(at => (at - from) * direction >= 1);
+        return all.length ? all.reduce((best, at) => Math.abs(at - from) < Math.abs(best - from) ? at : best) : from;
+      } };
+      shared.at = null;
+      shared.focus(null);
+    } };
+  return self;
+}
+
+const added = new Set(); // metrics of which a chart was added, until the page is closed
+/** `node`, and `offer()` with the metrics that there are by now. */
 function toolbar(shared, histories, fill) {
   const reset = el("button", { class: "quiet", hidden: true, on: { click: () => shared.focus(null) } }, "Whole run");
   shared.changed = () => { reset.hidden = !shared.zoom; };
@@ -137,23 +175,38 @@ function toolbar(shared, histories, fill) {
     el("input", { type: "checkbox", checked: !hiddenRuns.hidden.has(history.run.name), on: { change: event => {
       event.target.checked ? hiddenRuns.hidden.delete(history.run.name) : hiddenRuns.hidden.add(history.run.name); fill(); } } }),
     el("span", { class: "swatch", style: { background: colourOf(history.place) } }), history.run.name)) : null;
-  return el("div", { class: "row centre toolbar" }, toggles, el("span", { class: "grow" }), reset,
-    el("label", { class: "row centre", for: "smooth" }, el("span", { class: "label" }, "Smoothing"), slider),
-    el("span", { class: "label hint", id: "chart-keys" }, "click, or Enter: the step's rollouts; drag, or ⇧ ← → and Enter: zoom"));
+  const along = el("select", { id: "along", on: { change: event => { shared.axis.choose(event.target.value, shared); fill(); } } }, Object.keys(AXES).map(name => el("option", { value: name }, name)));
+  const metric = el("select", { id: "metric", on: { change: event => { added.add(event.target.value); event.target.value = ""; fill(); } } });
+  let offered = 0;
+  const offer = () => {
+    const names = [...new Set(histories.flatMap(({ lines }) => lines.flatMap(Object.keys)))].filter(name => name !== "step").sort();
+    if (names.length !== offered) put(metric, el("option", { value: "" }, "a metric"), names.map(name => el("option", { value: name }, name)));
+    offered = names.length;
+  };
+  const labelled = (id, words, control) => el("label", { class: "row centre", for: id }, el("span", { class: "label" }, words), control);
+  return { offer, node: el("div", { class: "row centre toolbar" }, toggles, el("span", { class: "grow" }), reset,
+    labelled("metric", "Add", metric), labelled("along", "By", along), labelled("smooth", "Smoothing", slider),
+    el("span", { class: "label hint", id: "chart-keys" }, "click, or Enter: the step's rollouts; drag, or ⇧ ← → and Enter: zoom")) };
 }
 
-function drawCharts(parent, shared, drawn, shown, several) {
+function drawCharts(parent, shared, drawn, shown, several, fill) {
   const nodes = [];
-  for (const chart of shown[0]?.run.charts ?? []) {
+  const own = [...added].map(name => ({ title: name, unit: "", scale: "linear", names: { [name]: name }, remove: () => { added.delete(name); fill(); } }));
+  const charts = [...own, ...shown[0]?.run.charts ?? []], named = charts.map(chart => new Set(shown.flatMap(history => chartMetrics(chart, history).map(([, name]) => name))));
+  const phases = shown.map(phaseLayers), uses = [...named, ...phases.map(layers => layers.map(layer => layer.name))].flatMap(names => [...names]);
+  const meanings = new Map([...new Set(uses)].filter(name => uses.indexOf(name) !== uses.lastIndexOf(name)).map((name, place) => [name, place]));
+  for (const [index, chart] of charts.entries()) {
     // With several runs, each has a colour; dashes distinguish runs and metrics of the same colour.
+    const names = [...named[index]], looks = looksOf(names, meanings);
     const curves = shown.flatMap(history => chartMetrics(chart, history).map(([metric, name], place, all) => ({
-      name: several ? `${history.run.name} ${name}` : name, hue: colourOf(several ? history.place : place), dash: dashOf(several ? (place + all.length * Math.floor(history.place / 6)) % 6 : place),
-      owner: history.run.name, sparse: metric.startsWith("eval/"), points: pointsOf(history.lines, metric, chart) })))
+      name: several ? `${history.run.name} ${name}` : name,
+      ...(several ? { hue: colourOf(history.place), dash: dashOf((place + all.length * Math.floor(history.place / 6)) % 6) } : looks[names.indexOf(name)]),
+      owner: history.run.name, sparse: metric.startsWith("eval/"), points: pointsOf(history, metric, chart, shared) })))
       .filter(curve => curve.points.length);
     if (curves.length) nodes.push([...place(drawn, chart.title, () => lineChart(shared, chart), curves), chart]);
   }
-  for (const history of shown) {
-    const layers = phaseLayers(history);
+  for (const [index, history] of shared.along ? [] : shown.entries()) {
+    const looks = looksOf(phases[index].map(layer => layer.name), meanings), layers = phases[index].map((layer, place) => ({ ...layer, hue: looks[place].hue }));
     const about = { title: several ? `Time, ${history.run.name}` : "Time", unit: "seconds a step", scale: "time" };
     if (layers.length) nodes.push([...place(drawn, about.title, () => stackedChart(shared, about), layers, "wide"), about]);
   }
@@ -170,9 +223,9 @@ function drawCharts(parent, shared, drawn, shown, several) {
   return nodes.map(([, curves, { title, unit, scale }]) => ({ title, unit, scale, curves }));
 }
 /** The points of a metric. Where a step lacks it, but has others of the chart, it is what the chart says, or a gap. */
-function pointsOf(lines, metric, { within, absent }) {
+function pointsOf(history, metric, { within, absent }, shared) {
   const valueOf = line => line[metric] ?? (absent !== undefined && Object.keys(line).some(name => name.startsWith(within)) ? absent : null);
-  return lines.map(line => [line.step, valueOf(line)]).filter(([, value]) => value !== null);
+  return history.lines.map(line => [shared.axis.at(history, line), valueOf(line)]).filter(([, value]) => value !== null);
 }
 const byNumber = new Intl.Collator("en", { numeric: true }).compare;
 /** Of many ranks or workers, those with the lowest and the highest values of the latest step: a chart can show a dozen. */
@@ -193,7 +246,7 @@ function chartMetrics(chart, history) {
 }
 function phaseLayers(history) {
   const steps = history.lines.filter(line => line.step > 0), sums = {};
-  for (const line of steps) for (const [name, value] of Object.entries(line)) if (/^time\/[^/]+_s$/.test(name)) sums[name] = (sums[name] ?? 0) + value;
+  for (const line of steps) for (const [name, value] of Object.entries(line)) if (isPhase(name)) sums[name] = (sums[name] ?? 0) + value;
   return Object.entries(sums).sort((a, b) => b[1] - a[1]).map(([name]) => ({ owner: history.run.name, name: name.slice(5, -2).replaceAll("_", " "), points: steps.map(line => [line.step, line[name] ?? 0]) }));
 }
 
@@ -217,6 +270,19 @@ function settingsPanel(runs) {
   return el("details", { class: "panel settings", open: runs.length > 1 }, el("summary", {}, el("h2", {}, "Settings"), el("span", { class: "dim small" }, runs.length > 1 ? `${count(differing.length, "difference")} among ${names.length}` : `${names.length}`)),
     el("div", { class: "row centre" }, el("div", { class: "grow" }, search), runs.length > 1 ? el("label", { class: "toggle" }, only, "only what differs") : null),
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Setting"), runs.map(run => el("th", { scope: "col" }, run.name)))), body)));
+}
+
+/** Notes and tags of a run, which are kept in its folder. */
+function notesPanel(run, several) {
+  const text = el("textarea", { rows: 3, "aria-label": `Notes on ${run.name}`, placeholder: "What was tried, and what came of it", value: run.notes });
+  const tags = el("input", { "aria-label": `Tags of ${run.name}`, placeholder: "tags, with commas between them", value: run.tags.join(", ") });
+  const said = el("span", { class: "dim small", role: "status" });
+  const save = async () => {
+    const body = { notes: text.value, tags: tags.value.split(",").map(tag => tag.trim()).filter(Boolean) };
+    try { Object.assign(run, await saveNotes(run.name, body)); put(said, "saved"); } catch (error) { if (!(error instanceof Refusal)) throw error; put(said, `${error.message} ${error.remedy}`); }
+  };
+  return el("details", { class: "panel notes", open: Boolean(run.notes) }, el("summary", {}, el("h2", {}, several ? `Notes on ${run.name}` : "Notes"), el("span", { class: "dim small" }, "and tags")),
+    el("div", { class: "stack" }, text, el("div", { class: "row centre" }, el("div", { class: "grow" }, tags), el("button", { on: { click: save } }, "Save"), said)));
 }
 
 const SILENT_S = 30; // a run that trains writes every second

@@ -15,6 +15,7 @@ from typing import Any
 
 from gateway.line_file import MAX_LINE_BYTES, iterate_lines
 from mtrl_plugins.web.charts import list_charts
+from mtrl_plugins.web.notes import Notes
 from mtrl_plugins.web.rollout_index import RolloutIndex
 from mtrl_plugins.web.rollout_json import TokenTexts, rollout_to_json
 from mtrl_plugins.web.rollout_row import BLAME_OF_STOP
@@ -112,6 +113,7 @@ class ViewedRun:
             "telling": self.criterion.component,
             "charts": list_charts(),
             "changed": self._last_change(),
+            **Notes.load(self.folder).model_dump(mode="json"),
         }
 
     def metrics(self, start: int) -> dict[str, Any]:

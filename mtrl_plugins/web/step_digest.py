@@ -18,6 +18,7 @@ PROPERTIES = ("kind", "source", "stop", "blame")
 """Properties of which a rollout has one value."""
 COUNTED = {"tool": "tools", "outcome": "outcomes"}
 """Properties of which it can have several, and their columns."""
+BINS = 12
 MEASURES = ("reward", "success", "turns", "tokens", "written", "calls", "seconds")
 COLUMNS = ", ".join(("place", "step", *PROPERTIES, *COUNTED.values(), *MEASURES))
 Row = Mapping[str, Any]
@@ -50,6 +51,7 @@ def _digest_step(step: int, rows: Sequence[Row], calls: Sequence[Row]) -> dict[s
         "rollouts": len(rows),
         "scored": sum(row["reward"] is not None for row in rows),
         **{name: _mean(row[name] for row in rows) for name in MEASURES},
+        "spreads": {name: spread for name in MEASURES if (spread := _spread([row[name] for row in rows]))},
         "values": values,
         "tools": _digest_calls(calls),
     }
@@ -96,6 +98,16 @@ def _digest_tool(calls: Sequence[Row]) -> dict[str, Any]:
         },
         "slowest": timed[-1][1] if timed else None,
     }
+
+
+def _spread(values: Iterable[float | None]) -> dict[str, Any] | None:
+    """A histogram; None if the values do not differ."""
+    known = [value for value in values if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    if low == high:
+        return None
+    placed = Counter(min(BINS - 1, int((value - low) / (high - low) * BINS)) for value in known)
+    return {"low": low, "high": high, "counts": [placed[place] for place in range(BINS)]}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -91,6 +91,7 @@ def _metrics(rng: random.Random, step: int) -> dict[str, float]:
     success = min(1.0, max(0.0, expected))
     metrics = {
         "reward/mean": 1.1 * success, "reward/right": success, "reward/brief": min(1.0, 0.4 + success / 2),
+        "tokens/sampled": 1000.0, "machine/cores": 1.5, "machine/cores_of_trainer": 1.2, "machine/memory_gb": 0.9,
         "success/sampled": success, "success/sampled/near": min(1.0, success * 1.2),
         "success/sampled/far": success * 0.8,
         "rollout/turns": 3 - success, "rollout/calls": 2.2 - success, "rollout/tokens": 190 - 40 * success,

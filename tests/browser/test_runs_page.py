@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from gateway.http.settings import Settings
 from mtrl_plugins.web.app import serve_in_thread
+from mtrl_plugins.web.notes import Notes
 from mtrl_plugins.web.runs import name_runs
 from tests.browser.page import Page
 from tests.browser.runs_stage import CONNECTION_REFUSED, serve_runs
@@ -99,6 +100,61 @@ def test_curves_of_equal_colour_have_different_dashes(page: Page, url: str) -> N
         'import("/ui/chart.js").then(chart => [...Array(36).keys()].map(at => chart.colourOf(at) + chart.dashOf(at)))'
     )
     assert len(set(page.js(looks))) == 36
+
+
+def choose(page: Page, control: str, value: str) -> None:
+    page.js(f"document.querySelector('{control}').value = '{value}'")
+    page.js(f"document.querySelector('{control}').dispatchEvent(new Event('change'))")
+
+
+def test_a_chart_of_any_metric_is_added_and_removed(page: Page, url: str) -> None:
+    page.open(url)
+    page.until("document.querySelectorAll('#metric option').length > 20")
+    choose(page, "#metric", "update/grad_norm")
+    page.sees("update/grad_norm", ".chart h3")
+    page.click("button[aria-label='Remove update/grad_norm']")
+    page.until("!document.querySelector('.charts').textContent.includes('update/grad_norm')")
+
+
+def test_charts_go_by_tokens_or_time_and_still_open_the_step(page: Page, url: str) -> None:
+    page.open(url)
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    for along, unit in (("tokens", "2,000 tokens"), ("time", " s")):
+        choose(page, "#along", along)
+        page.js("document.querySelector('.plot').focus()")
+        for _ in range(3):
+            page.press("ArrowRight")
+        page.sees(unit, ".when")
+    page.press("Enter")
+    page.until("location.hash.includes('step=2')")
+
+
+def test_what_is_called_alike_has_one_colour_on_the_page(page: Page, url: str) -> None:
+    page.open(url)
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    found = page.js(
+        "[...document.querySelectorAll('.charts .legend li')].map(item =>"
+        " [item.querySelector('.called').textContent, item.querySelector('line').getAttribute('stroke')])"
+    )
+    for name in ("near", "far"):
+        assert len([hue for called, hue in found if called == name]) > 2
+        assert len({hue for called, hue in found if called == name}) == 1
+
+
+def test_notes_and_tags_are_kept_in_the_runs_folder(page: Page, url: str, finished_run: Path) -> None:
+    page.open(url)
+    page.until("!!document.querySelector('.notes')")
+    page.js("document.querySelector('.notes').open = true")
+    page.js("document.querySelector('.notes textarea').value = 'A <b>warmer</b> start.'")
+    page.js("document.querySelector('.notes input').value = 'baseline, lr 1e-4'")
+    page.click(".notes button")
+    page.sees("saved", ".notes [role=status]")
+    assert Notes.load(finished_run) == Notes(notes="A <b>warmer</b> start.", tags=("baseline", "lr 1e-4"))
+    page.open("about:blank#")
+    page.open(url)
+    page.sees("lr 1e-4", ".run-title")
+    page.until("document.querySelector('.notes textarea').value === 'A <b>warmer</b> start.'")
+    (finished_run / "notes.json").unlink()
 
 
 def test_unknown_run_is_reported(page: Page, url: str) -> None:

@@ -102,8 +102,11 @@ def test_table_of_a_step_leads_to_what_changed(page: Page, url: str) -> None:
     page.sees("What changed from step 6 to step 7", "h1")
     page.until("document.querySelectorAll('.causes li').length > 1")
     page.sees("16 of 16 rollouts scored in step 6, then 16 of 16 rollouts scored in step 7")
-    for table in ("Kinds of task", "Endings", "Outcomes of tool calls", "Lengths and times", "Tool calls"):
+    for table in ("Kinds of task", "Endings", "Outcomes of tool calls", "Reward, lengths and times", "Tool calls"):
         assert page.count(f"section.data[aria-label='{table}'] tbody tr")
+    page.sees("points", "section.data[aria-label='Failures']")
+    spread = page.js("document.querySelector('.histogram').getAttribute('aria-label')")
+    assert sum(int(many) for many in spread.partition(": ")[2].split(", ")) == 16
     page.click(".causes a[aria-label^='an example of step 7']")
     page.until("location.hash.startsWith('#/over/rollouts/')")
 

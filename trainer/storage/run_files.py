@@ -42,6 +42,7 @@ RUN_LAYOUT: Mapping[str, Mapping[str, str]] = {
         "logs/rank-*.log": "what a rank printed",
         "logs/*.log": "what a rollout worker printed",
         "best.json": "the step with the highest `eval/greedy`, whose checkpoint is kept beside the latest ones",
+        "notes.json": "notes and tags that were written on its page",
         ".lock": "held by the process that writes the run, so that no second one does",
         ".running": "the user code that is running; left by a process that was killed, it names what was",
     },
@@ -84,6 +85,7 @@ RUN_LAYOUT: Mapping[str, Mapping[str, str]] = {
     "An evaluation": {
         "eval/comparison.json": "success before and after, sampled and greedy, from `mtrl-train eval`. The next one"
         " moves it to `eval-1/`, then `eval-2/`",
+        "eval/run.json": "the settings that it was made with",
         "eval/*/*": "the rollouts of each of the four, a folder like a run's",
     },
 }

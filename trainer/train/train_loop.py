@@ -32,6 +32,7 @@ from trainer.train.collect import StepCollector, StepRollouts, account_for_token
 from trainer.train.early_stop import EarlyStop
 from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.job import Job
+from trainer.train.machine_use import MachineUse
 from trainer.train.modes import RolloutSource, make_rollout_source
 from trainer.train.reporters import Reporters
 from trainer.train.run_folder import TAPES, RunFolder
@@ -115,11 +116,16 @@ class TrainLoop:
     """The step of the latest checkpoint."""
     saved_at: float = field(default_factory=time.monotonic)
     saving_s: float = 0.0
+    machine: MachineUse = field(default_factory=MachineUse)
     restarts: RankRestarts | None = None
     """Those of the ranks, if there are several."""
 
     async def run(self) -> None:
         """Makes the steps that are left."""
+        with self.machine:
+            await self._make_steps()
+
+    async def _make_steps(self) -> None:
         job, settings, progress, thread = self.job, self.job.settings, self.progress, self.thread
         self.best = BestCheckpoint(self.folder.path, self.step)
         self.folder.checkpoints.best_step = self.best.step
@@ -173,7 +179,7 @@ class TrainLoop:
                 if settings.evaluation.every and (step % settings.evaluation.every == 0 or is_last):
                     metrics |= (evaluation := await self._evaluate())
                     self.early_stop.add(evaluation)
-                self._report(metrics, rollouts.lost_reasons)
+                self._report(metrics | self.machine.take_metrics(), rollouts.lost_reasons)
                 await self._save_if_due(measured_value(metrics))
         await self._finish()
 

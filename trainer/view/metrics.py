@@ -124,12 +124,18 @@ DESCRIPTIONS: Mapping[str, str] = {
     "time/publish/gather_s": "seconds of publishing in which ranks gathered the weights, or adapters were merged",
     "time/publish/transfer_s": "seconds of publishing in which engines took the weights, and were compared with them",
     "publish/megabytes": "megabytes of weights that each server got: all of them, or LoRA adapters alone",
+    "machine/cores": "processors of this machine that were busy since the step before, on average",
+    "machine/cores_of_trainer": "those that the trainer's process kept busy, with an embedded engine",
+    "machine/memory_gb": "memory of that process at the end of the step, in GB",
+    "machine/gpu/{device}": "share of the time in which a GPU computed (with `nvidia-ml-py`)",
+    "machine/gpu_memory_gb/{device}": "the most memory of a GPU that was taken, in GB",
     "time/{phase}_s": "seconds that a phase of the step took",
 }
 """By name; a part in braces stands for a value of its own. The first name that fits counts."""
 
 NOT_REPEATED = (
     "time/",
+    "machine/",
     "idle/",
     "distributed/busy_s/",
     "distributed/idle/",

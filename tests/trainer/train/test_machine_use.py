@@ -1,0 +1,42 @@
+"""Tests what a run says of its machine's processors, memory and GPUs."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+
+import pytest
+import torch
+
+from tests.waiting import wait_until
+from trainer.train import machine_use
+from trainer.train.machine_use import MachineUse
+from trainer.view.metrics import describe_metric, is_repeated
+
+pytestmark = pytest.mark.anyio
+
+
+def test_busy_processors_and_memory_are_measured_since_the_last_time() -> None:
+    machine = MachineUse()
+    started = os.times().user
+    for _ in count():
+        if os.times().user - started > 0.2:
+            break
+    metrics = machine.take_metrics()
+    assert 0 < metrics["machine/cores_of_trainer"] <= metrics["machine/cores"] + 0.5
+    assert metrics["machine/cores"] <= (os.cpu_count() or 1) + 0.5 and metrics["machine/memory_gb"] > 0.01
+    assert all(describe_metric(name) and not is_repeated(name) for name in metrics)
+
+
+async def test_gpus_are_looked_at_while_the_run_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_use, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e9, (2 + device) * 1e9))
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50 * (device + 1))
+    with MachineUse() as machine:
+        seen: dict[str, float] = {}
+        await wait_until(lambda: seen.update(machine.take_metrics()) or "machine/gpu/1" in seen)
+    assert (seen["machine/gpu/0"], seen["machine/gpu/1"]) == (0.5, 1.0)
+    assert (seen["machine/gpu_memory_gb/0"], seen["machine/gpu_memory_gb/1"]) == (1.0, 2.0)
+    assert all(describe_metric(name) for name in seen)
