@@ -23,27 +23,10 @@ from gateway.disk_errors import describe_write_error, require_linked, write_atom
 from gateway.line_file import FileLine, iterate_lines, parse_json_line
 from trainer.storage.rollout_file import RunError, resume_hint, warn_once
 
-RUN_NAMES = frozenset(
-    [
-        "run.json",
-        "metrics.jsonl",
-        "progress.json",
-        "rollouts.jsonl",
-        "rollouts.jsonl.index",
-        "credits.jsonl",
-        "best.json",
-        ".lock",
-        ".running",
-        "blobs",
-        "tapes",
-        "logs",
-        "tensorboard",
-        "reports",
-        "wandb",
-        "checkpoints",
-        "eval",
-    ]
-)
+RUN_NAMES = frozenset({
+    "run.json", "metrics.jsonl", "progress.json", "rollouts.jsonl", "rollouts.jsonl.index", "credits.jsonl", "best.json",
+    ".lock", ".running", "blobs", "tapes", "logs", "tensorboard", "reports", "wandb", "checkpoints", "eval",
+})  # fmt: skip
 """The files and folders directly in a run's folder; docs/reference/run-folder.md says what they hold."""
 
 log = logging.getLogger(__name__)
