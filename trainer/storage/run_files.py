@@ -24,8 +24,9 @@ from gateway.line_file import FileLine, iterate_lines, parse_json_line
 from trainer.storage.rollout_file import RunError, resume_hint, warn_once
 
 RUN_NAMES = frozenset({
-    "run.json", "metrics.jsonl", "progress.json", "rollouts.jsonl", "rollouts.jsonl.index", "credits.jsonl", "best.json",
-    ".lock", ".running", "blobs", "tapes", "logs", "tensorboard", "reports", "wandb", "checkpoints", "eval",
+    "run.json", "metrics.jsonl", "progress.json", "rollouts.jsonl", "rollouts.jsonl.index", "credits.jsonl",
+    "best.json", ".lock", ".running", "blobs", "tapes", "logs", "tensorboard", "reports", "wandb", "checkpoints",
+    "eval",
 })  # fmt: skip
 """The files and folders directly in a run's folder; docs/reference/run-folder.md says what they hold."""
 
