@@ -10,17 +10,11 @@ from itertools import islice
 from typing import Any
 
 import anyio
-import torch
 
 from gateway.errors import GatewayError
 from gateway.session import AnyGateway
 from gateway.types import Outcome, ToolCall, ToolResult, ToolSpec
-from trainer.algorithms.advantages import compute_token_advantages
-from trainer.algorithms.loss import compute_loss
-from trainer.algorithms.packing import pack
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.token_weights import TokenWeightFn
-from trainer.algorithms.train_batch import build_train_batch
+from trainer.algorithms.rehearse import rehearse_loss
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.finding import Finding
@@ -38,26 +32,6 @@ from trainer.template.chat_template import build_call
 from trainer.train.alarms import LIMIT_SETTINGS
 from trainer.train.job import Job
 from trainer.train.preflight import MAX_TASKS, offered_specs
-
-
-def rehearse_loss(groups: Sequence[ScoredGroup], settings: AlgorithmSettings, token_weight_fn: TokenWeightFn) -> int:
-    """Makes the loss of these groups and its gradient with made-up logprobs; returns the number of trained tokens."""
-    batch = build_train_batch(groups, settings, token_weight_fn)
-    zeros = [[0.0] * len(sequence.ids) for sequence in batch.sequences]
-    reference = [0.0] * len(batch.rewards) if settings.kl.coefficient and settings.kl.in_reward else None
-    values = zeros if settings.credit.kind == "gae" else None
-    advantages = compute_token_advantages(batch, settings, reference_kl=reference, values=values)
-    if not advantages.rows:
-        return 0
-    packed = pack(advantages.rows)
-    logprobs_T = torch.full((len(packed.ids_T),), -0.5, requires_grad=True)
-    packed = packed.with_old_logprobs(logprobs_T.detach(), settings.ratio == "proximal")
-    if settings.kl.coefficient and not settings.kl.in_reward:
-        packed = replace(packed, ref_logprobs_T=logprobs_T.detach())
-    loss = compute_loss(logprobs_T, packed, advantages.totals, settings)
-    loss.value.backward()  # type: ignore[no-untyped-call]
-    return loss.tokens
-
 
 MAX_CALLS = 32
 """Tools that are called at most."""
