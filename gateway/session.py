@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 
 import anyio
 
@@ -52,8 +52,7 @@ def has_feedback(session: Session) -> TypeGuard[FeedbackSession]:
     return hasattr(session, "feedback")
 
 
-@dataclass(frozen=True, slots=True)
-class RunningCall:
+class RunningCall(NamedTuple):
     """A call that has started and not ended."""
 
     name: str
@@ -61,8 +60,7 @@ class RunningCall:
     """`time.monotonic()` at its start."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedCall:
+class ObservedCall(NamedTuple):
     """A finished call, as observers receive it."""
 
     session_id: str
