@@ -90,6 +90,8 @@ class GatewaySession:
         self.late_servers: Sequence[str] = ()
         """The servers that were still starting when this session opened, so that it lacks their tools."""
         self._tools = select_tools(task, table)
+        self.sources = [*dict.fromkeys(tool.source for tool in self._tools.values())]
+        """The sources that it uses, in the gateway's order."""
         self._observers, self._checks = observers, checks
         self.finished_calls = 0
         """Number of calls that have ended."""
@@ -126,11 +128,6 @@ class GatewaySession:
     @property
     def age_s(self) -> float:
         return time.monotonic() - self._opened_at
-
-    @property
-    def sources(self) -> list[Source]:
-        """The sources that this session uses, in the gateway's order."""
-        return list(dict.fromkeys(tool.source for tool in self._tools.values()))
 
     @property
     def finish_s(self) -> float:
@@ -264,8 +261,9 @@ class GatewaySession:
         if self._finished is None:
             self._finished = {}
             for source in self.sources:
-                names = {tool.source_name: name for name, tool in self._tools.items() if tool.source is source}
-                for inner, value in (await self._finish_source(source)).items():
+                rewards = await self._finish_source(source)
+                names = {t.source_name: name for name, t in self._tools.items() if t.source is source} if rewards else {}
+                for inner, value in rewards.items():
                     name = names.get(inner, inner)
                     self._finished[name] = value
                     self.rewards.append(Reward(name, value, "end"))
