@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
@@ -146,15 +146,20 @@ class GatewaySession:
         create = {own_tools[name].source_name: kwargs for name, kwargs in self.task.create.items() if name in own_tools}
         return replace(self.task, tools=tools, create=create)
 
-    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
-        """Runs one call. Never raises for what a tool did: every way to end is an outcome."""
+    async def call(
+        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+    ) -> ToolResult:
+        """Runs one call. Never raises for what a tool did: every way to end is an outcome.
+
+        `scope` is entered for it, so that the caller can cancel it.
+        """
         self._touch()
         began_at = time.monotonic()
         tool = self._tools.get(call.name)
         if tool is not None and tool.spec.audience == "loop" and context.audience != "loop":
             tool = None
         result = CANCELLED
-        with anyio.CancelScope() as scope:
+        with scope or anyio.CancelScope() as scope:
             self._scopes[scope] = RunningCall(call.name, began_at)
             token = call_began.set(began_at)
             try:
@@ -199,23 +204,26 @@ class GatewaySession:
             for observe in self._observers:
                 observe(observed)
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+    async def calls(
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+    ) -> list[ToolResult]:
         """Runs all calls of one message concurrently, those into a source that is `in_order` one after the other.
 
-        The results keep the order of the calls.
+        The results keep the order of the calls. `scope` is entered for them.
         """
         if len(calls) == 1:
-            return [await self.call(calls[0], context)]
+            return [await self.call(calls[0], context, scope)]
         results: list[ToolResult | None] = [None] * len(calls)
 
         async def call_each(indices: Sequence[int]) -> None:
             for index in indices:
                 results[index] = await self.call(calls[index], context)
 
-        async with anyio.create_task_group() as tasks:
-            for indices in self._split_by_order(calls):
-                tasks.start_soon(call_each, indices)
-        return [result for result in results if result is not None]
+        with scope or nullcontext():
+            async with anyio.create_task_group() as tasks:
+                for indices in self._split_by_order(calls):
+                    tasks.start_soon(call_each, indices)
+        return [result or CANCELLED for result in results]
 
     def _split_by_order(self, calls: Sequence[ToolCall]) -> list[list[int]]:
         """The calls by their index: together those that run one after the other."""

@@ -158,13 +158,15 @@ class RecordedSession:
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         return (await self.calls((call,), context))[0]
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+    async def calls(
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+    ) -> list[ToolResult]:
         kind = {"kind": "call", "audience": context.audience}
         lines: list[TapeLine] = [
             kind | {"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls
         ]
         keys = self._add_to_history([digest_call(call, context.audience) for call in calls])
-        return await self._record(lines, keys, lambda: self._inner.calls(calls, context), CANCELLED)
+        return await self._record(lines, keys, lambda: self._inner.calls(calls, context, scope), CANCELLED)
 
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback:
         """Messages repeat all earlier turns, so only the new ones are written."""
