@@ -269,8 +269,9 @@ class GatewaySession:
         if self._finished is None:
             self._finished = {}
             for source in self.sources:
-                rewards = await self._finish_source(source)
-                names = {t.source_name: name for name, t in self._tools.items() if t.source is source} if rewards else {}
+                if not (rewards := await self._finish_source(source)):
+                    continue
+                names = {tool.source_name: name for name, tool in self._tools.items() if tool.source is source}
                 for inner, value in rewards.items():
                     name = names.get(inner, inner)
                     self._finished[name] = value

@@ -130,9 +130,8 @@ _FIELDS = {
 def is_large_answer(answer: ToolResult | Feedback) -> bool:
     """Whether encoding a result or a feedback takes long."""
     values = [value for value in _FIELDS[type(answer)](answer) if value]
-    for part in answer.parts:
-        values.append(part.text if isinstance(part, Text) else (getattr(part, "text", None), part.data))
-    return is_large(values)
+    parts = [part.text if isinstance(part, Text) else (getattr(part, "text", None), part.data) for part in answer.parts]
+    return is_large(values + parts)
 
 
 def part_to_json(part: Part) -> dict[str, Any]:

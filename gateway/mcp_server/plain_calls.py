@@ -122,7 +122,8 @@ class PlainCalls:
         capabilities = _read_capabilities(route.client_capabilities)
         if capabilities is None:
             return None
-        return PlainCall(id, route.protocol_version, ToolCall(str(id), name, dumps(arguments).decode()), meta, capabilities)
+        call = ToolCall(str(id), name, dumps(arguments).decode())
+        return PlainCall(id, route.protocol_version, call, meta, capabilities)
 
     async def _run(self, plain: PlainCall) -> tuple[bytes, int]:
         """The JSON-RPC answer and its HTTP status."""

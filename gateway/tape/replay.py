@@ -130,10 +130,7 @@ class ReplaySession(GatewaySession):
     def __init__(self, *args: Any, source: Source) -> None:
         super().__init__(*args)
         self._source = source
-
-    @property
-    def sources(self) -> list[Source]:
-        return [self._source]
+        self.sources = [source]
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -150,8 +147,10 @@ class ReplaySession(GatewaySession):
     async def hash_states(self) -> dict[str, str]:
         return dict(self._tape_session.states)
 
-    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
-        return (await self.calls((call,), context))[0]
+    async def call(
+        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: CancelScope | None = None
+    ) -> ToolResult:
+        return (await self.calls((call,), context, scope))[0]
 
     async def calls(
         self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: CancelScope | None = None
