@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -171,10 +170,7 @@ class Gateway:
         self._tasks.start_soon(self._close_expired_sessions)
         self._tasks.start_soon(self.loop_watchdog.run)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # The stack is not given the block's own exception, so that it isn't wrapped in an exception group.
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     @property

@@ -19,7 +19,7 @@ from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
 from gateway.session_protocols import Reward as Reward
 from gateway.tool_table import OfferedTool, Source, ToolTable, select_tools
-from gateway.toolset import NO_SUCH_TOOL, Session, hash_session_state, unknown_tool_result
+from gateway.toolset import NO_SUCH_TOOL, PLANTED, Session, hash_session_state, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 log = logging.getLogger(__name__)
@@ -274,6 +274,9 @@ class GatewaySession:
                 names = {tool.source_name: name for name, tool in self._tools.items() if tool.source is source}
                 for inner, value in rewards.items():
                     name = names.get(inner, inner)
+                    if name.endswith(PLANTED):
+                        self.rewards.append(Reward(name, value, "count"))
+                        continue
                     self._finished[name] = value
                     self.rewards.append(Reward(name, value, "end"))
             if self.task.hash_state:

@@ -113,9 +113,10 @@ async def get_session(app: AppState, request: Request) -> ASGIApp:
 
 async def close_session(app: AppState, request: Request) -> ASGIApp:
     """DELETE /v1/sessions/{id}; completes even if the client disconnects."""
-    http_session = app.find_session(request.path_params["id"])
-    await http_session.session.close()
-    if not http_session.session.has_rewards:
+    is_abandoned = request.query_choice("abandoned", ("false", "true")) == "true"
+    http_session = app.find_session(request.path_params["id"], is_closing=is_abandoned)
+    await http_session.session.close(is_abandoned=is_abandoned)
+    if not http_session.session.has_rewards and not is_abandoned:
         raise Unavailable(NO_REWARDS)
     return json_response(_closed_to_json(http_session))
 

@@ -36,7 +36,7 @@ from gateway.sandbox.sandbox_state import SandboxStates
 from gateway.sandbox.spare_sandboxes import SpareSandboxes
 from gateway.schema import parse_arguments
 from gateway.state.prepared_state import PreparedStates
-from gateway.toolset import Session, unknown_tool_result
+from gateway.toolset import PLANTED, Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,8 @@ class SandboxToolset:
         """What sandboxes begin from."""
         self.grader: Grader | None = None
         """What gives the reward, from what a rollout left."""
+        self.reward = GRADE
+        """The reward's name."""
         self.warm = 0
         """How many sandboxes are started in advance."""
         self.spares: SpareSandboxes | None = None
@@ -235,10 +237,11 @@ class _SandboxSession:
             log.warning("nothing is left to grade: %s", error)
             self._ended = str(error)
             statistics.count_grade("ended")
-            return {GRADE: 0.0}
+            return {self._toolset.reward: 0.0}
         except SandboxKilled as error:
             raise Unavailable(f"nothing is left to grade: {error}") from error
-        return {GRADE: (await self._toolset.grader.grade(self._left)).reward}
+        grade = await self._toolset.grader.grade(self._left)
+        return {self._toolset.reward: grade.reward, f"{self._toolset.reward}{PLANTED}": float(grade.is_planted)}
 
     async def hash_state(self) -> str | None:
         """The hash of what the calls have left in `/rollout`."""

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager, nullcontext
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from anyio import CancelScope, to_thread
@@ -177,9 +176,7 @@ class TapeToolset:
         self.specs = self._tape.specs
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
 
     @property
