@@ -167,7 +167,7 @@ _decode_slowly = json.JSONDecoder(parse_constant=_refuse_constant).decode
 def _decode(text: str) -> Any:
     try:
         return from_json(text, allow_inf_nan=False)
-    except (ValueError, TypeError):  # It is bad, or has half a character (`\\ud83d`), which only the standard library reads.
+    except (ValueError, TypeError):  # It is bad, or has half a character, which only the standard library reads.
         return _decode_slowly(text)
 
 
