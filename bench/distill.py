@@ -73,7 +73,8 @@ def train(seed: int, words: list[str], folder: Path) -> list[tuple[float, float]
             while process.poll() is None and (not curve or read_core_s(process.pid) - started < BUDGETS[-1]):
                 time.sleep(POLL_S)
                 with suppress(OSError):
-                    found = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+                    whole, _, _ = (folder / "metrics.jsonl").read_text("utf-8").rpartition("\n")
+                    found = whole.splitlines()
                     for line in found[lines:]:
                         metrics = json.loads(line)
                         used = read_core_s(process.pid)
@@ -119,7 +120,8 @@ def main() -> None:
     print(format_results(results))
     if tuple(args.seeds) == SEEDS:
         RESULTS.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-        RESULTS.with_suffix(".md").write_text(format_results(results), "utf-8")
+        about = f"{time.strftime('%Y-%m-%d')}, torch {torch.__version__}; greedy success by core-seconds"
+        RESULTS.with_suffix(".md").write_text(f"{about}\n\n{format_results(results)}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -43,7 +43,7 @@ from gateway.sandbox.roots import find_root
 from gateway.sandbox.sandbox_paths import resolve_paths
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates
-from gateway.sandbox.sandbox_toolset import SandboxToolset
+from gateway.sandbox.sandbox_toolset import GRADE, SandboxToolset
 from gateway.state.prepared_state import PreparedStates, is_prepared_state
 from gateway.tool_table import Source
 from gateway.toolset import RenamedToolset, Toolset, add_prefix
@@ -98,6 +98,7 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
     errors += [
         error for entry in (*config.tools, *offers.values()) if (error := _check_result_limit(entry)) is not None
     ]
+    errors += _find_shared_grades(config.sandbox_tools)
     if errors:
         raise ConfigErrors(errors)
     shared_tools: list[tuple[NativeEntry, NativeTool]] = []
@@ -122,6 +123,16 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
         yield _build_server_source(server, services, store)
     if config.interactions:
         yield _build_feedback_source(config, services, store)
+
+
+def _find_shared_grades(entries: Iterable[SandboxToolsEntry]) -> Iterator[ConfigError]:
+    """Grades that have the name of another one."""
+    graded: dict[str, SandboxToolsEntry] = {}
+    for entry in entries:
+        if entry.grade is not None and (other := graded.setdefault(entry.prefix, entry)) is not entry:
+            problem = f"{other.file}: {other.field} has a grade with the same name, `{entry.prefix}{GRADE}`"
+            remedy = "give one of the entries another `prefix`"
+            yield ConfigError(problem, file=entry.file, field=f"{entry.field}.grade", remedy=remedy)
 
 
 def _try_build(
@@ -273,6 +284,7 @@ def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: M
     inner.warm = entry.warm
     if entry.grade is not None:
         inner.grader = Grader(_resolve_files(entry, entry.grade, folder), settings, provider)
+        inner.reward = f"{entry.prefix}{GRADE}"
     inner.states = SandboxStates(_prepared_states(entry, folder), services.reaper)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)

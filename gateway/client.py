@@ -9,7 +9,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
@@ -69,9 +68,7 @@ class RemoteGateway:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         http, self._http = self._http, None
         if http is not None:
             with anyio.move_on_after(5, shield=True):
@@ -100,11 +97,12 @@ class RemoteGateway:
 
     @asynccontextmanager
     async def open(self, task: Task = Task()) -> AsyncIterator[RemoteSession]:  # noqa: B008 - frozen
-        session = await self.begin(task)
+        session, is_whole = await self.begin(task), False
         try:
             yield session
+            is_whole = True
         finally:
-            await session.close()
+            await session.close(is_abandoned=not is_whole)
 
     async def begin(self, task: Task) -> RemoteSession:
         """Opens a session without a `with` block; the caller must close it, else it lives until it expires."""
@@ -191,20 +189,26 @@ class RemoteSession:
     async def finish(self) -> Mapping[str, float]:
         """Closes the session on the server, and returns the rewards that tools give at the end."""
         if self._finished is None:
-            within_s = CLOSE_TIMEOUT_S + self._finish_s if self._finish_s else 0.0
-            closed = await self._gateway.request_json("DELETE", self._path, within_s=within_s)
-            self.rewards[:] = [Reward(**reward) for reward in closed["rewards"]]
-            self.states = closed.get("states", EMPTY)
-            self._finished = {reward.source: reward.value for reward in self.rewards if reward.kind == "end"}
-        return self._finished
+            await self._delete("")
+        return self._finished or {}
 
-    async def close(self) -> None:
-        """Closes the session; safe to call again. If the server cannot be reached, the session expires by itself."""
+    async def _delete(self, query: str) -> None:
+        within_s = CLOSE_TIMEOUT_S + self._finish_s if self._finish_s else 0.0
+        closed = await self._gateway.request_json("DELETE", self._path + query, within_s=within_s)
+        self.rewards[:] = [Reward(**reward) for reward in closed["rewards"]]
+        self.states = closed.get("states", EMPTY)
+        self._finished = {reward.source: reward.value for reward in self.rewards if reward.kind == "end"}
+
+    async def close(self, *, is_abandoned: bool = False) -> None:
+        """Closes the session; safe to call again. If the server cannot be reached, the session expires by itself.
+
+        An abandoned session is not graded, and a grade that runs is ended.
+        """
         if self._finished is not None:
             return
-        with anyio.move_on_after(CLOSE_TIMEOUT_S + self._finish_s, shield=True):
+        with anyio.move_on_after(CLOSE_TIMEOUT_S + (0.0 if is_abandoned else self._finish_s), shield=True):
             try:
-                await self.finish()
+                await self._delete("?abandoned=true" if is_abandoned else "")
             except (SessionError, Unavailable):
                 self._finished = {}
 

@@ -18,7 +18,8 @@ class Reward:
 
     source: str
     value: float
-    kind: Literal["call", "feedback", "end"]
+    kind: Literal["call", "feedback", "end", "count"]
+    """`count`: it counts something beside the rewards, such as files of a reward that a policy had planted."""
     call_id: str | None = None
 
 

@@ -24,6 +24,9 @@ from gateway.types import (
     ToolSpec,
 )
 
+PLANTED = "/planted"
+"""The end of the name under which a grader counts files of a reward that a policy had planted."""
+
 
 class Session(Protocol):
     """One rollout's session on a toolset. It contains no cancel scope, so any task may close it."""
@@ -36,7 +39,10 @@ class Session(Protocol):
         ...
 
     async def finish(self) -> Mapping[str, float]:
-        """Returns end-of-rollout rewards by tool; called once, after the last call and before the session closes."""
+        """Returns end-of-rollout rewards by tool; called once, after the last call and before the session closes.
+
+        Names that end in `PLANTED` are counts, no rewards.
+        """
         ...
 
 

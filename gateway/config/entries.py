@@ -166,7 +166,7 @@ class SandboxToolsEntry(Entry, Limits, Prepared):
     sandbox: SandboxSettings = SandboxSettings()
     """What exists in the sandbox, and its limits."""
     grade: GradeSettings | None = None
-    """What gives the reward `grade` at a rollout's end, from the files that are left in its sandbox."""
+    """What gives the reward `grade`, after the `prefix`, at a rollout's end, from the files left in its sandbox."""
     warm: Annotated[int, Field(ge=0, le=256)] = 0
     """Sandboxes started in advance, each for one rollout, whose first call then does not wait for the start."""
     prefix: str = ""

@@ -177,7 +177,7 @@ class Reward(StrictModel):
 
     source: str
     value: float | None
-    kind: Literal["call", "feedback", "end"]
+    kind: Literal["call", "feedback", "end", "count"]
     call_id: str | None
 
 

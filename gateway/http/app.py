@@ -73,9 +73,10 @@ OPERATIONS = (
         "DELETE",
         "/v1/sessions/{id}",
         session_routes.close_session,
-        "Close a session and release its resources",
+        "Close a session and release its resources; an `abandoned` one is not graded",
         api_models.ClosedSession,
-        errors=(404, 503),
+        errors=(404, 422, 503),
+        query={"abandoned": ("false", "true")},
     ),
     Operation(
         "POST",

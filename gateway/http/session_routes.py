@@ -113,9 +113,10 @@ async def get_session(app: AppState, request: Request) -> ASGIApp:
 
 async def close_session(app: AppState, request: Request) -> ASGIApp:
     """DELETE /v1/sessions/{id}; completes even if the client disconnects."""
-    http_session = app.find_session(request.path_params["id"])
-    await http_session.session.close()
-    if not http_session.session.has_rewards:
+    is_abandoned = request.query_choice("abandoned", ("false", "true")) == "true"
+    http_session = app.find_session(request.path_params["id"], is_closing=is_abandoned)
+    await http_session.session.close(is_abandoned=is_abandoned)
+    if not http_session.session.has_rewards and not is_abandoned:
         raise Unavailable(NO_REWARDS)
     return json_response(_closed_to_json(http_session))
 
@@ -177,9 +178,9 @@ async def call_tools(app: AppState, request: Request) -> ASGIApp:
     http_session.calls += len(calls)
     context = LOOP_CONTEXT if options.audience == "loop" else DEFAULT_CONTEXT
     try:
-        results = await app.disconnects.run_until_disconnect(
-            request.receive, partial(http_session.session.calls, http_session.without_forced_nulls(calls), context)
-        )
+        scope = anyio.CancelScope()
+        work = partial(http_session.session.calls, http_session.without_forced_nulls(calls), context, scope)
+        results = await app.disconnects.cancel_on_disconnect(request.receive, scope, work)
     except SessionError:
         raise session_not_found() from None  # it was closed in the meantime
     return await _calls_response(options, calls, results)

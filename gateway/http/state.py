@@ -80,10 +80,10 @@ class AppState:
         session.stack.callback(self._forget, session.id)
         return http_session
 
-    def find_session(self, id: str) -> HttpSession:
-        """The open session with this id; raises the 404 problem if there is none."""
+    def find_session(self, id: str, *, is_closing: bool = False) -> HttpSession:
+        """The open session with this id, or one that is closing; raises the 404 problem if there is none."""
         http_session = self.sessions.get(id)
-        if http_session is None or http_session.session.closed:
+        if http_session is None or (http_session.session.closed and not is_closing):
             raise session_not_found()
         return http_session
 

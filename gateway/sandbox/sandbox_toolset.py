@@ -36,7 +36,7 @@ from gateway.sandbox.sandbox_state import SandboxStates
 from gateway.sandbox.spare_sandboxes import SpareSandboxes
 from gateway.schema import parse_arguments
 from gateway.state.prepared_state import PreparedStates
-from gateway.toolset import Session, unknown_tool_result
+from gateway.toolset import PLANTED, Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,8 @@ class SandboxToolset:
         """What sandboxes begin from."""
         self.grader: Grader | None = None
         """What gives the reward, from what a rollout left."""
+        self.reward = GRADE
+        """The reward's name."""
         self.warm = 0
         """How many sandboxes are started in advance."""
         self.spares: SpareSandboxes | None = None
@@ -229,8 +231,11 @@ class SandboxSession:
 
     async def finish(self) -> Mapping[str, float]:
         """The grader's reward, and no other: what scores is not within reach of what is scored. Raises Unavailable."""
-        grader = self._toolset.grader
-        return EMPTY if grader is None else {GRADE: (await self.grade(grader)).reward}
+        grader, name = self._toolset.grader, self._toolset.reward
+        if grader is None:
+            return EMPTY
+        grade = await self.grade(grader)
+        return {name: grade.reward, f"{name}{PLANTED}": float(grade.is_planted)}
 
     async def grade(self, grader: Grader) -> Grade:
         """Ends its processes, and grades the files that they left, with which a later call goes on."""

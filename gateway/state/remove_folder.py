@@ -13,12 +13,21 @@ from typing import Any
 def remove_folder(folder: Path) -> None:
     """Removes what can be removed; follows no link."""
 
+    tried: set[str] = set()
+
     def make_writable(function: Callable[..., Any], path: str, _: Any) -> None:
-        with suppress(OSError):
-            for item in (os.path.dirname(path), path):
+        if path in tried:
+            return
+        tried.add(path)
+        for item in (os.path.dirname(path), path):
+            with suppress(OSError):
                 if not os.path.islink(item):  # A program may have led it to a file that is not its own.
                     os.chmod(item, 0o700)
-            function(path)
+        with suppress(OSError):
+            if function in (os.open, os.scandir):  # It could not be looked into.
+                shutil.rmtree(path, onerror=make_writable)
+            else:
+                function(path)
 
     with suppress(OSError, RecursionError):
         shutil.rmtree(folder, onerror=make_writable)

@@ -22,7 +22,7 @@ from gateway.wire import to_plain
 from mtrl_plugins.agents.agent_host import AgentHost
 from mtrl_plugins.agents.agent_process import run_agent
 from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
-from trainer.rollout.loop import RolloutRunner, Slot
+from trainer.rollout.loop import RolloutRunner, Slot, sum_rewards
 from trainer.rollout.rollout import Rollout, Span, StopReason
 from trainer.rollout.task import Task
 
@@ -113,7 +113,7 @@ class _AgentRollout:
     runner: AgentRunner
     task: Task
     session: AgentSession
-    rewards: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    rewards: dict[str, float] = field(default_factory=dict)
     infos: dict[str, Any] = field(default_factory=dict)
 
     async def run(self) -> Rollout:
@@ -149,10 +149,9 @@ class _AgentRollout:
                     finally:
                         await self.session.end_requests()
                 await tools.finish()
-                rewards = dict(self.session.rewards)
-                for reward in tools.rewards:
-                    rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
-                self.rewards = rewards
+                self.rewards = {**self.session.rewards}
+                for kind, value in sum_rewards(tools.rewards, self.infos).items():
+                    self.rewards[kind] = self.rewards.get(kind, 0.0) + value
                 return stop, reason
         except GatewayError as error:
             return StopReason.TOOL_FAILED, str(error)

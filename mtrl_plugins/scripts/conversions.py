@@ -16,6 +16,8 @@ OTHER_REPORTERS = ("swanlab", "clearml", "vemlp_wandb", "comet_ml", "neptune", "
 """Trackers that mtrl does not write to; no result depends on them."""
 AGGREGATES = {"grpo": "sequence", "bnpo": "token", "dapo": "token", "cispo": "token", "dr_grpo": "constant"}
 """Aggregations of the loss types of ms-swift and TRL."""
+DEVIATION_EPSILON = 1e-4
+"""What ms-swift and TRL add to the standard deviation of rewards."""
 LR_SCHEDULES = {"linear": "linear", "cosine": "cosine"}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from mtrl_plugins.scripts import conversions as shared
 from mtrl_plugins.scripts.conversions import (
     AGGREGATES,
+    DEVIATION_EPSILON,
     UNLIMITED,
     as_list,
     load_rows,
@@ -351,7 +352,11 @@ def aggregate(value: Any, config: SourceConfig) -> dict[str, Any]:
     """How token losses are averaged."""
     if value not in AGGREGATES:
         raise UnsupportedValue(f"unknown loss {value!r}", f"write one of {', '.join(AGGREGATES)}")
-    return {"aggregate": config.count("max_completion_length") if value == "dr_grpo" else AGGREGATES[value]}
+    return {
+        "aggregate": config.count("max_completion_length") if value == "dr_grpo" else AGGREGATES[value],
+        "deviation_epsilon": DEVIATION_EPSILON,
+        **({"count_untrained": True} if config["overlong_filter"] else {}),
+    }
 
 
 def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:

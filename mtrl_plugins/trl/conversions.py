@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_plugins.scripts import conversions as shared
-from mtrl_plugins.scripts.conversions import AGGREGATES, UNLIMITED, lr_decay
+from mtrl_plugins.scripts.conversions import AGGREGATES, DEVIATION_EPSILON, UNLIMITED, lr_decay
 from mtrl_plugins.scripts.key_table import KeyTable, SourceConfig, UnsupportedValue, parse_count, parse_number
 from trainer.ledger import Author, Ledger
 
@@ -159,10 +159,11 @@ NO_LOWER_BOUND, NO_UPPER_BOUND = 1e-6, 1e6
 
 def algorithm(value: Any, config: SourceConfig) -> dict[str, Any]:
     """The algorithm for TRL's loss type, and how it averages token losses."""
-    name = _algorithm_name(value, config)
     return {
-        "name": name,
+        "name": _algorithm_name(value, config),
         "aggregate": config.count("max_completion_length") if value == "dr_grpo" else AGGREGATES[value],
+        "deviation_epsilon": DEVIATION_EPSILON,
+        **({"count_untrained": True} if config["mask_truncated_completions"] else {}),
     }
 
 

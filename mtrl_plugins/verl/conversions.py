@@ -260,9 +260,16 @@ def aggregate(value: Any, config: SourceConfig) -> str | int:
     if config[LOSS_MODE] == "gspo":
         return "sequence"
     if value == "seq-mean-token-sum-norm":
-        return parse_count(config[f"{ACTOR}.loss_scale_factor"] or max_response_tokens(config))
+        constant = parse_count(config[f"{ACTOR}.loss_scale_factor"] or max_response_tokens(config))
+        rows = None if config[f"{ACTOR}.use_dynamic_bsz"] else config[f"{ACTOR}.ppo_micro_batch_size_per_gpu"]
+        return max(1, round(constant / parse_count(rows or 1)))  # verl sums over a micro-batch, and takes no mean.
     aggregation: str | int = AGGREGATES[value]
     return aggregation
+
+
+def count_untrained(value: Any, config: SourceConfig) -> bool | None:
+    """Whether rows without a trained token count: where verl divides by a constant alone."""
+    return True if config[f"{ACTOR}.loss_agg_mode"] == "seq-mean-token-sum-norm" else None
 
 
 def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway.config.base import FrozenModel
-from trainer.engine.base import Capabilities, Engine, ForwardsRequests
+from trainer.engine.base import Capabilities, Engine
 from trainer.rollout.settings import BaseRolloutSettings
 
 if TYPE_CHECKING:
@@ -77,17 +77,10 @@ class WorkerJob(FrozenModel):
     """Ids of the model are below this."""
     silent_s: float
     """How long either side may be silent."""
-    is_direct: bool = False
-    """Whether workers send requests to the engine's servers themselves."""
 
     def to_plain(self) -> dict[str, Any]:
         """The job as JSON."""
         return self.model_dump(mode="json")
-
-
-def is_forwarding(engine: Engine) -> bool:
-    """Whether workers may send the engine's requests to its servers themselves."""
-    return isinstance(engine, ForwardsRequests) and engine.takes_forwarded
 
 
 def make_worker_job(
@@ -106,7 +99,6 @@ def make_worker_job(
         tokenizer=TokenizerPrint.take(template),
         vocabulary=_find_vocabulary(model, template),
         silent_s=silent_s,
-        is_direct=is_forwarding(engine),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -20,14 +20,11 @@ from mtrl_plugins.workers.messages import (
     Blobs,
     generation_to_plain,
     request_from_plain,
-    sampling_from_plain,
     sampling_to_plain,
     task_to_plain,
 )
-from mtrl_plugins.workers.worker_job import WorkerJob, is_forwarding
+from mtrl_plugins.workers.worker_job import WorkerJob
 from trainer.engine.base import Engine, EngineError, Generation
-from trainer.engine.sglang.direct_requests import MAX_IDS, NotReachedError, RequestForwarder
-from trainer.engine.sglang.http_client import FORWARD
 from trainer.ledger import Author
 from trainer.rollout.loop import RolloutRunner, Slot
 from trainer.rollout.rollout import Rollout
@@ -131,8 +128,6 @@ class _Play:
     refused: str = ""
     last_generation: Generation | None = None
     generations: dict[int, anyio.CancelScope] = field(default_factory=dict)
-    forwarders: dict[int, RequestForwarder] = field(default_factory=dict)
-    """Of turns whose requests the worker sends itself."""
 
 
 class WorkerLink:
@@ -145,11 +140,7 @@ class WorkerLink:
         engine: Engine,
         job: WorkerJob,
         on_ready: Callable[[], None],
-        *,
-        is_local: bool,
     ) -> None:
-        """`is_local`: it is of this machine, and reaches servers that only this machine reaches."""
-        self._is_local = is_local
         self.name, self.state, self.problem = name, STARTING, ""
         self.ended = anyio.Event()
         self.has_ended_itself = False
@@ -273,10 +264,8 @@ class WorkerLink:
     def _handle_play(self, play: _Play, message: Mapping[str, Any]) -> None:
         match message["t"]:
             case "generate":
-                self._start_generating(play, message["r"], message["g"], self._read_request(play, message))
-            case "sent":
-                if forwarder := play.forwarders.get(message["g"]):
-                    forwarder.receive(message)
+                content = request_from_plain(message, play.blobs, self._vocabulary)
+                self._start_generating(play, message["r"], message["g"], content)
             case "stop":
                 if scope := play.generations.get(message["g"]):
                     scope.cancel()
@@ -290,18 +279,6 @@ class WorkerLink:
                 play.done.set()
             case kind:
                 raise ValueError(f"unknown message {kind!r:.40}")
-
-    def _read_request(self, play: _Play, message: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The ids, sampling and images of a request; of one that the worker sends itself, only how many ids it has."""
-        if "direct" not in message:
-            return request_from_plain(message, play.blobs, self._vocabulary)
-        number = message["direct"]
-        if type(number) is not int or not 0 <= number <= MAX_IDS or not is_forwarding(self._engine):
-            raise ValueError("a request that the worker sends itself has no number of ids")
-        play.forwarders[message["g"]] = RequestForwarder(
-            self._channel.send, message["r"], message["g"], is_local=self._is_local
-        )
-        return range(number), sampling_from_plain(message["sampling"]), ()
 
     async def _receive_rollout(self, play: _Play | None) -> None:
         """Reads the line of a finished rollout; one that was cancelled meanwhile is ignored."""
@@ -334,9 +311,6 @@ class WorkerLink:
         assignment, (ids, sampling, images) = play.assignment, content
         observer, key = assignment.runner.observer, assignment.key
         answer: dict[str, Any] = {"t": "generated", "r": number, "g": request}
-        forwarder = play.forwarders.get(request)
-        if forwarder is not None:
-            FORWARD.set(forwarder.post)  # This task's own.
         with play.generations[request]:
             try:
                 observer.on_state(key, "pending")
@@ -348,14 +322,7 @@ class WorkerLink:
                         ids, sampling, key=key, group=assignment.group, images=images
                     )
                 play.last_generation = generation
-                if forwarder is None:
-                    answer |= generation_to_plain(generation)
-                else:  # The worker has ids and logprobs.
-                    answer |= generation_to_plain(replace(generation, ids=(), logprobs=()))
-                    answer["count"] = len(generation.ids)
-                answer["queued"] = queued_s
-            except NotReachedError:
-                answer["not reached"] = True
+                answer |= generation_to_plain(generation) | {"queued": queued_s}
             except EngineError as error:
                 answer |= {"error": str(error), "engine": True}
             except Exception as error:  # boundary: the engine's bug ends this rollout, not the others
@@ -363,7 +330,6 @@ class WorkerLink:
                 answer |= {"error": format_error(error), "engine": False}
             finally:
                 play.generations.pop(request, None)
-                play.forwarders.pop(request, None)
             self._channel.send(answer)
             if number in self._plays:
                 self._clock.hold(number)

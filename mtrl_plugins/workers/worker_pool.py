@@ -376,7 +376,7 @@ class WorkerPool:
             greeting = await self._greet(channel, entrance)
             owner = entrance.owners.get(greeting["name"])
             name = str(greeting["name"])[:MAX_NAME_LENGTH]
-            link = WorkerLink(channel, name, self._engine, self._job, self._notify, is_local=owner is not None)
+            link = WorkerLink(channel, name, self._engine, self._job, self._notify)
             if owner is not None:
                 owner.link = link
             if entrance.placed is not None:

@@ -34,9 +34,8 @@ from mtrl_plugins.workers.line_channel import (
     require_short,
 )
 from mtrl_plugins.workers.messages import Blobs, sampling_from_plain, task_from_plain
-from mtrl_plugins.workers.remote_engine import Direct, EventBuffer, EventObserver, RemoteEngine
+from mtrl_plugins.workers.remote_engine import EventBuffer, EventObserver, RemoteEngine
 from mtrl_plugins.workers.worker_job import TokenizerPrint, WorkerJob
-from trainer.engine.sglang.direct_requests import DirectClient
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, Span
 from trainer.setup import (
@@ -263,7 +262,6 @@ class Worker:
         self._tell = tell
         self.playing: dict[int, PlayedRollout] = {}
         self._plays = anyio.create_task_group()
-        self.direct: Direct | None = None
         self._runner: RolloutRunner | None = None
 
     async def play_all(self, options: WorkerOptions) -> None:
@@ -275,9 +273,6 @@ class Worker:
                 self._runner = await retry_while_away(
                     lambda: stack.enter_async_context(opening()), RECONNECT_S, self._tell
                 )
-                if self.job.is_direct:
-                    client = await stack.enter_async_context(DirectClient())
-                    self.direct = Direct(client, self._plays.start_soon)
                 await stack.enter_async_context(self._plays)
                 gc.collect()
                 gc.freeze()  # What lives as long as the process is not looked through again and again.
@@ -316,7 +311,7 @@ class Worker:
             self._plays.start_soon(played.play, self._runner, message)
         elif kind == "act" and number in self.playing:
             self.playing[number].may_act.set()
-        elif kind in ("generated", "send", "unsend") and number in self.playing:
+        elif kind == "generated" and number in self.playing:
             self.playing[number].engine.receive(message)
         elif kind == "cancel" and number in self.playing:
             self.playing.pop(number).scope.cancel()
@@ -336,7 +331,6 @@ class PlayedRollout:
         channel, capabilities = worker.channel, worker.job.engine.capabilities
         self.blobs = Blobs(channel.send, number)
         self.engine = RemoteEngine(channel, number, self.blobs, capabilities, worker.events)
-        self.engine.direct = worker.direct
         self.scope = anyio.CancelScope()
         self.may_act = anyio.Event()
         """Set once the training process knows that this rollout does what must not be done twice."""

@@ -1,4 +1,4 @@
-"""Plays one rollout with codex, opencode or pi, and prints what came of it as JSON. Run it where only loopback is."""
+"""Plays one rollout with an agent from npm, and prints what came of it as JSON. Run it where only loopback is."""
 
 from __future__ import annotations
 
@@ -52,8 +52,13 @@ AGENTS: dict[str, dict[str, Any]] = {
         "env": {"PI_CODING_AGENT_DIR": "{folder}/pi"},
         "files": {"pi/models.json": PI},
     },
+    "qwen": {
+        "command": ("qwen", "--auth-type", "openai", "--yolo", "--prompt", PROMPT),
+        "env": {"OPENAI_MODEL": "policy"},
+        "files": {},
+    },
 }
-TOOLS = (("exec_command", "cmd"), ("shell_command", "command"), ("bash", "command"))
+TOOLS = (("exec_command", "cmd"), ("shell_command", "command"), ("bash", "command"), ("run_shell_command", "command"))
 """The tools that run a command, and the argument that it is."""
 
 
@@ -65,7 +70,8 @@ def policy(prompt: str) -> str:
     if "<tool_response>" in prompt:
         return "It said hi from mtrl."
     name, field = tool
-    more = ', "description": "Says hi"' if name == "bash" else ""
+    more = ', "description": "Says hi"' if name in ("bash", "run_shell_command") else ""
+    more += ', "is_background": false' if name == "run_shell_command" else ""
     return call_text(name, f'{{"{field}":   "echo hi from mtrl"{more}}}')
 
 

@@ -1,4 +1,4 @@
-"""codex, opencode and pi finish a task, unmodified, where nothing but loopback can be reached."""
+"""codex, opencode, pi and qwen finish a task, unmodified, where nothing but loopback can be reached."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def play(name: str) -> dict[str, Any]:
         ("codex", [2], "exec_command", {}),
         ("opencode", [1, 2], "bash", {"arguments": 1}),  # It asks for a title first.
         ("pi", [2], "bash", {"arguments": 1}),
+        ("qwen", [2], "run_shell_command", {"arguments": 1}),
     ],
 )
 def test_agent_finishes_a_task_with_exact_ids(

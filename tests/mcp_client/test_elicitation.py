@@ -14,6 +14,7 @@ import pytest
 from gateway.build import build_plan
 from gateway.config.server_auth import Answers
 from gateway.elicitation import ElicitationAnswers
+from gateway.errors import RequestDeclined
 from gateway.gateway import Gateway
 from gateway.types import Context, Feedback, Outcome, Text, ToolCall, ToolResult
 from tests.conftest import Write
@@ -96,6 +97,17 @@ async def test_reply_of_the_interaction_is_read_by_the_schema(
     params = {"message": "Well?", "requestedSchema": {"type": "object", "properties": schema}}
     expected = {"action": "decline"} if content is None else {"action": "accept", "content": content}
     assert await context.answer_request("elicitation/create", params) == expected
+
+
+async def test_interaction_that_fails_answers_nothing_rather_than_declining() -> None:
+    async def ask(question: str) -> Feedback:
+        return Feedback((Text("Ada"),), outcome=Outcome.UNAVAILABLE, reason="the user is down")
+
+    context = ElicitationAnswers("shop", "interaction").with_interaction(Context(), ask)
+    assert context.answer_request is not None
+    params = {"message": "Well?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
+    with pytest.raises(RequestDeclined, match="the interaction did not answer: the user is down"):
+        await context.answer_request("elicitation/create", params)
 
 
 INTERACTION = """

@@ -31,6 +31,10 @@ from tests.live_server import live_server
 from tests.sandbox.cheats import CHEATS, Cheat
 from tests.sandbox.roots import make_layer, make_link, make_root
 from tests.waiting import wait_until
+from trainer.ledger import Ledger
+from trainer.rollout.loop import sum_rewards
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.train.collect import StepRollouts
 
 LIMITS = {"memory_mb": 256, "processes": 40, "disk_mb": 16, "files": 1000}
 EXPECTED = "4711"
@@ -334,12 +338,15 @@ class HangingGrader:
     """Grades for ever, once it has begun."""
 
     def __init__(self) -> None:
-        self.began, self.calls = anyio.Event(), 0
+        self.began, self.calls, self.ended = anyio.Event(), 0, False
 
     async def grade(self, left: object) -> Grade:
         self.calls += 1
         self.began.set()
-        await anyio.sleep_forever()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.ended = True
         raise AssertionError
 
 
@@ -357,6 +364,58 @@ async def test_sessions_that_nobody_waits_for_are_not_graded(
             await wait_until(lambda: expired.id not in gateway.sessions)
             await gateway.begin(Task())  # The gateway stops while it is open.
     assert hanging.calls == 0
+
+
+async def test_remote_client_that_is_cancelled_is_not_graded_and_a_grade_that_runs_for_it_is_ended(
+    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = HangingGrader()
+    monkeypatch.setattr(Grader, "grade", hanging.grade)
+    plan = build_plan([write_tools(tmp_path, root, **GIVEN)], None)
+    with anyio.fail_after(60), live_server(lambda: Gateway(plan.sources, services=plan.services)) as served:
+        async with RemoteGateway(served.url) as client:
+            with anyio.CancelScope() as rollout:
+                async with client.open():
+                    rollout.cancel()
+                    await anyio.sleep_forever()
+            assert hanging.calls == 0
+            async with anyio.create_task_group() as tasks:
+
+                async def finish() -> None:
+                    async with client.open() as session:
+                        await session.finish()
+
+                tasks.start_soon(finish)
+                await wait_until(lambda: hanging.calls == 1)
+                tasks.cancel_scope.cancel()
+            assert hanging.ended
+
+
+async def test_planted_rewards_are_counted_for_the_rollout_and_are_no_reward(
+    tmp_path: Path, root: str, tests: Path
+) -> None:
+    plan = build_plan([write_tools(tmp_path, root, **GIVEN)], None)
+    with live_server(lambda: Gateway(plan.sources, services=plan.services)) as served:
+        async with RemoteGateway(served.url) as client, client.open() as session:
+            plant = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+            await session.call(ToolCall("1", "shell", json.dumps({"command": plant})))
+            assert await session.finish() == {"grade": 0.0}
+            infos: dict[str, Any] = {}
+            assert sum_rewards(session.rewards, infos) == {"end": 0.0}
+            assert infos == {"counts": {"grade/planted": 1.0}}
+    played = [Rollout("t", Ledger(), StopReason.DONE, infos=each) for each in (infos, infos, {})]
+    assert StepRollouts(finished=played).metrics(0)["grade/planted"] == 2.0
+    assert "grade/planted" not in StepRollouts(finished=played[2:]).metrics(0)
+
+
+def test_two_grades_with_one_name_are_refused_by_name(tmp_path: Path, root: str, tests: Path) -> None:
+    write_tools(tmp_path, root, **GIVEN)
+    (entry,) = json.loads((tmp_path / "box.yaml").read_text())["tools"]
+    (tmp_path / "box.yaml").write_text(json.dumps({"tools": [entry, {**entry, "sandbox_tools": ["files"]}]}))
+    with pytest.raises(
+        ConfigError, match=r"tools\[1\]\.grade(.|\n)*tools\[0\] has a grade with the same name, `grade`"
+    ):
+        build_plan([tmp_path / "box.yaml"], None)
 
 
 async def test_gateway_that_stops_ends_grades_and_says_that_they_are_missing(
@@ -384,7 +443,7 @@ async def test_two_graded_entries_have_the_time_of_both_whatever_the_clients_tim
         async with RemoteGateway(served.url) as client, client.open() as session:
             assert session._finish_s > 2 * TRIES * (GradeSettings(command=("a",)).timeout_s + 4 * FILES_S)
             client.__dict__["_http"].timeout.read = 0.05
-            assert await session.finish() == {"grade": 0.0}
+            assert await session.finish() == {"grade": 0.0, "second_grade": 0.0}
 
 
 @pytest.mark.parametrize(

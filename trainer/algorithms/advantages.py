@@ -70,7 +70,8 @@ def compute_token_advantages(
     else:
         advantages_T = credit.spread_over_tokens(credit_turns(turn_rewards, settings), batch.turn_T)
     if ALGORITHMS[settings.name].whiten:
-        advantages_T = whiten(advantages_T, _flatten([sequence.weights for sequence in batch.sequences]) > 0)
+        trained_T = _flatten([sequence.weights for sequence in batch.sequences]) > 0
+        advantages_T = whiten(advantages_T, trained_T, settings.deviation_epsilon)
     weight_of: dict[int, float] = defaultdict(float)
     ledgers_of = Counter(sequence.rollout_index for sequence in batch.sequences)
     for sequence in batch.sequences:
@@ -85,8 +86,8 @@ def compute_token_advantages(
         for sequence, advantages in zip(batch.sequences, _split_by_sequence(advantages_T, batch.sequences), strict=True)
     ]
     weight = fsum(weight for row in all_rows for weight in row.weights)
-    totals = StepTotals(weight, sum(weight > 0 for weight in weight_of.values()))
-    needed = [index for index, row in enumerate(all_rows) if totals.rollouts and _has_gradient(row, settings)]
+    totals = StepTotals(weight, sum(weight > 0 or settings.count_untrained for weight in weight_of.values()))
+    needed = [index for index, row in enumerate(all_rows) if totals.weight and _has_gradient(row, settings)]
     rows = tuple(all_rows[index] for index in needed)
     needed_returns = tuple(returns[index] for index in needed) if returns else ()
     return TokenAdvantages(rows, totals, len(all_rows) - len(rows), needed_returns, tuple(all_rows))

@@ -10,6 +10,7 @@ that stopping itself is rewarded. Here rewards are summed first, and one baselin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -129,7 +130,7 @@ def credit_turns(turn_rewards: TurnRewards, settings: AlgorithmSettings) -> Tens
     sequence_K, group_S = turn_rewards.sequence_K, turn_rewards.group_S
     if kind == "turns":
         return turn_credit(turn_rewards.rewards_K, sequence_K, group_S, discount)
-    compute_advantages = ALGORITHMS[settings.name].advantages
+    compute_advantages = partial(ALGORITHMS[settings.name].advantages, epsilon=settings.deviation_epsilon)
     if kind == "scores":
         advantages_S = compute_advantages(turn_rewards.outcomes_S, group_S)
         return score_credit(advantages_S, turn_rewards.scores_K, sequence_K, discount)

@@ -20,7 +20,8 @@ class StepTotals:
     weight: float
     """The weights of all trained tokens together."""
     rollouts: int
-    """How many rollouts have a trained token. One of several ledgers counts once, however its tokens are split."""
+    """How many rollouts have a trained token, or all of them (`count_untrained`). One of several ledgers counts once,
+    however its tokens are split."""
 
     @classmethod
     def from_batches(cls, batches: Iterable[Batch]) -> StepTotals:

@@ -16,6 +16,8 @@ MAX_LOG_RATIO = 20.0
 """Log ratios are clamped to this: larger ones come from rounding only, and their ratio would overflow."""
 
 
+EPSILON = 1e-6
+"""Added to standard deviations, so that tiny differences are not blown up."""
 CONSTANT_LENGTH = 1024
 """What algorithms whose sums are divided by a constant length divide by."""
 
@@ -42,8 +44,10 @@ class Algorithm:
     """A named algorithm, with the clip and the aggregation that apply unless settings override them."""
 
     name: str
-    advantages: Callable[[Tensor, Tensor], Tensor]
-    """(rewards_S, group_S) -> advantages_S."""
+    center: Callable[[Tensor, Tensor], Tensor]
+    """(rewards_S, group_S) -> rewards_S without their baseline."""
+    deviation: Callable[[Tensor, Tensor], Tensor] | None
+    """(centered_S, group_S) -> the standard deviation that they are divided by."""
     objective: Callable[[Tensor, Batch, Clip], Objective]
     """(logprobs_T of the new policy, batch, clip) -> the losses to minimise."""
     clip: Clip
@@ -52,6 +56,11 @@ class Algorithm:
     """Normalises the advantages of all tokens of a step to mean 0 and standard deviation 1."""
     is_supervised: bool = False
     """Learns what was written, whoever wrote it: logprobs at sampling play no part."""
+
+    def advantages(self, rewards_S: Tensor, group_S: Tensor, epsilon: float = EPSILON) -> Tensor:
+        """Computes the advantage of each rollout."""
+        centered_S = self.center(rewards_S, group_S)
+        return centered_S if self.deviation is None else centered_S / (self.deviation(centered_S, group_S) + epsilon)
 
 
 def compute_log_ratio(logprobs_T: Tensor, batch: Batch) -> Tensor:
@@ -71,10 +80,6 @@ def clip_objective(ratio_T: Tensor, batch: Batch, clip: Clip) -> Objective:
     return Objective(losses_T, batch.trained_T & (surrogate_T != unclipped_T))
 
 
-EPSILON = 1e-6
-"""Added to standard deviations, so that tiny differences are not blown up."""
-
-
 def center_rewards(rewards_S: Tensor, group_S: Tensor) -> Tensor:
     """Subtracts each group's mean; exactly 0 where all rewards of a group are equal."""
     index_S, groups = number_segments(group_S)
@@ -82,12 +87,11 @@ def center_rewards(rewards_S: Tensor, group_S: Tensor) -> Tensor:
     return torch.where(segment_varies(rewards_S, index_S, groups), rewards_S - mean_S, 0)
 
 
-def normalize_by_group(rewards_S: Tensor, group_S: Tensor) -> Tensor:
-    """Subtracts the group's mean, and divides by its standard deviation."""
+def group_deviation(centered_S: Tensor, group_S: Tensor) -> Tensor:
+    """The standard deviation of each one's group."""
     index_S, groups = number_segments(group_S)
-    centered_S = center_rewards(rewards_S, group_S)
     variance = sum_by_segment(centered_S**2, index_S, groups) / (count_by_segment(index_S, groups) - 1).clamp(min=1)
-    return centered_S / (variance.sqrt()[index_S] + EPSILON)
+    return variance.sqrt()[index_S]
 
 
 def ppo_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
@@ -95,13 +99,13 @@ def ppo_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
     return clip_objective(compute_log_ratio(logprobs_T, batch).exp(), batch, clip)
 
 
-GRPO = Algorithm("grpo", normalize_by_group, ppo_objective, Clip(0.2, 0.2), aggregate="sequence")
+GRPO = Algorithm("grpo", center_rewards, group_deviation, ppo_objective, Clip(0.2, 0.2), aggregate="sequence")
 
 
-DR_GRPO = Algorithm("dr_grpo", center_rewards, ppo_objective, Clip(0.2, 0.2), aggregate=CONSTANT_LENGTH)
+DR_GRPO = Algorithm("dr_grpo", center_rewards, None, ppo_objective, Clip(0.2, 0.2), aggregate=CONSTANT_LENGTH)
 
 
-DAPO = Algorithm("dapo", normalize_by_group, ppo_objective, Clip(0.2, 0.28), aggregate="token")
+DAPO = Algorithm("dapo", center_rewards, group_deviation, ppo_objective, Clip(0.2, 0.28), aggregate="token")
 
 
 def overlong_penalty(lengths_S: Tensor, limit: int, margin: int) -> Tensor:
@@ -120,7 +124,7 @@ def cispo_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
     return Objective(losses_T, batch.trained_T & (weight_T != ratio_T))
 
 
-CISPO = Algorithm("cispo", normalize_by_group, cispo_objective, Clip(1.0, 4.0), aggregate="token")
+CISPO = Algorithm("cispo", center_rewards, group_deviation, cispo_objective, Clip(1.0, 4.0), aggregate="token")
 
 
 def gspo_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
@@ -130,7 +134,7 @@ def gspo_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objective:
     return clip_objective((mean_T + log_T - log_T.detach()).exp(), batch, clip)
 
 
-GSPO = Algorithm("gspo", normalize_by_group, gspo_objective, Clip(3e-4, 4e-4), aggregate="sequence")
+GSPO = Algorithm("gspo", center_rewards, group_deviation, gspo_objective, Clip(3e-4, 4e-4), aggregate="sequence")
 
 
 def leave_one_out(rewards_S: Tensor, group_S: Tensor) -> Tensor:
@@ -146,7 +150,7 @@ def unclipped_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Objecti
     return Objective(losses_T, torch.zeros_like(batch.trained_T))
 
 
-RLOO = Algorithm("rloo", leave_one_out, unclipped_objective, Clip(0.2, 0.2), aggregate=CONSTANT_LENGTH)
+RLOO = Algorithm("rloo", leave_one_out, None, unclipped_objective, Clip(0.2, 0.2), aggregate=CONSTANT_LENGTH)
 
 
 def keep_rewards(rewards_S: Tensor, group_S: Tensor) -> Tensor:
@@ -154,28 +158,28 @@ def keep_rewards(rewards_S: Tensor, group_S: Tensor) -> Tensor:
     return rewards_S.clone()
 
 
-def whiten(advantages_T: Tensor, trained_T: Tensor) -> Tensor:
+def whiten(advantages_T: Tensor, trained_T: Tensor, epsilon: float = EPSILON) -> Tensor:
     """Normalises all trained tokens of a step to mean 0 and standard deviation 1; 0 if all values are equal."""
     trained = advantages_T[trained_T].sort().values  # Sorted, so that rounding does not depend on the order.
     if len(trained) < 2 or bool(trained.max() == trained.min()):
         return torch.zeros_like(advantages_T)
-    return torch.where(trained_T, (advantages_T - trained.mean()) / (trained.std() + EPSILON), 0)
+    return torch.where(trained_T, (advantages_T - trained.mean()) / (trained.std() + epsilon), 0)
 
 
-REINFORCE_PP = Algorithm("reinforce_pp", keep_rewards, ppo_objective, Clip(0.2, 0.2), aggregate="token", whiten=True)
+REINFORCE_PP = Algorithm(
+    "reinforce_pp", keep_rewards, None, ppo_objective, Clip(0.2, 0.2), aggregate="token", whiten=True
+)
 
 
-def compute_baseline_advantages(rewards_S: Tensor, group_S: Tensor) -> Tensor:
-    """Subtracts the group's mean, and divides by the standard deviation over the whole step."""
-    centered_S = center_rewards(rewards_S, group_S)
+def step_deviation(centered_S: Tensor, group_S: Tensor) -> Tensor:
+    """The standard deviation over the whole step, whatever the group."""
     if len(centered_S) < 2:
-        return centered_S
-    deviation = centered_S.sort().values.std()  # Sorted, so that rounding does not depend on the order.
-    return centered_S / (deviation + EPSILON)
+        return torch.zeros_like(centered_S)
+    return centered_S.sort().values.std().expand_as(centered_S)  # Sorted: rounding does not depend on the order.
 
 
 REINFORCE_PP_BASELINE = Algorithm(
-    "reinforce_pp_baseline", compute_baseline_advantages, ppo_objective, Clip(0.2, 0.2), aggregate="sequence"
+    "reinforce_pp_baseline", center_rewards, step_deviation, ppo_objective, Clip(0.2, 0.2), aggregate="sequence"
 )
 
 
@@ -185,7 +189,7 @@ def supervised_objective(logprobs_T: Tensor, batch: Batch, clip: Clip) -> Object
     return Objective(losses_T, torch.zeros_like(batch.trained_T))
 
 
-SFT = Algorithm("sft", keep_rewards, supervised_objective, Clip(0.2, 0.2), aggregate="token", is_supervised=True)
+SFT = Algorithm("sft", keep_rewards, None, supervised_objective, Clip(0.2, 0.2), aggregate="token", is_supervised=True)
 
 
 _ALL = (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, GSPO, CISPO, SFT)

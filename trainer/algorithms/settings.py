@@ -146,6 +146,10 @@ class AlgorithmSettings(FrozenModel):
     aggregate: Aggregation | PositiveInt | None = None
     """`token`: every token weighs the same; `sequence`: every sequence weighs the same; a number: sums divided by this
     constant length, which is 1024 where an algorithm has a constant and this is left out."""
+    count_untrained: bool = False
+    """Whether rollouts without a trained token count in means over sequences, as they do in TRL."""
+    deviation_epsilon: PositiveFloat = 1e-6
+    """Added to the standard deviation that rewards are divided by; TRL and ms-swift add 1e-4."""
     ratio: Literal["sampled", "proximal"] = "sampled"
     """The denominator of the importance ratio for stale tokens: `sampled`, the policy that sampled them; `proximal`,
     the policy before the step, while `mismatch.truncate` weighs the difference between the two (decoupled PPO)."""

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -18,6 +18,7 @@ from anyio import to_thread
 from gateway.await_user_code import await_user_code
 from gateway.errors import GatewayError, format_error
 from gateway.session import AnyGateway, AnySession
+from gateway.session_protocols import Reward
 from gateway.types import EMPTY, Context, Outcome, ToolSpec
 from gateway.user_code import UserCode
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
@@ -25,7 +26,7 @@ from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.parse.base import MAX_PROBLEMS, Reply
 from trainer.rollout.ledger_builder import LedgerBuilder, make_policy_entry
 from trainer.rollout.observer import NullObserver, RolloutObserver
-from trainer.rollout.rollout import STATES_INFO, Rollout, Span, StopReason
+from trainer.rollout.rollout import COUNTS_INFO, STATES_INFO, Rollout, Span, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import (
     CALLS_INFO,
@@ -100,6 +101,17 @@ log = logging.getLogger(__name__)
 
 
 Slot = AbstractAsyncContextManager[Any]
+
+
+def sum_rewards(rewards: Iterable[Reward], infos: dict[str, Any]) -> dict[str, float]:
+    """The rewards by kind. What they count beside that goes into the rollout's infos."""
+    sums: dict[str, float] = {}
+    for reward in rewards:
+        if reward.kind == "count":
+            infos[COUNTS_INFO] = infos.get(COUNTS_INFO, {}) | {reward.source: reward.value}
+        else:
+            sums[reward.kind] = sums.get(reward.kind, 0.0) + reward.value
+    return sums
 
 
 @dataclass(frozen=True)
@@ -252,8 +264,6 @@ class _RolloutLoop:
         self.observer.on_generation(self.key, generation, prompt_tokens)
         self.counts["turns"] += 1
         reply = self._record_turn(generation)
-        if generation.finish_reason == "abort":
-            raise _Stop(StopReason.CANCELLED, "the engine aborted the generation")
         truncated = None
         if generation.finish_reason == "length":
             at_turn_limit = sampling.max_tokens == self.limits.turn_tokens
@@ -375,9 +385,6 @@ class _RolloutLoop:
     async def _collect_rewards(self, session: AnySession) -> None:
         """Sums the rewards that tools and the interaction gave, by kind; the scorer applies the weights."""
         await session.finish()
-        rewards: dict[str, float] = {}
-        for reward in session.rewards:
-            rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
-        self.rewards = rewards
+        self.rewards = sum_rewards(session.rewards, self.infos)
         if session.states:
             self.infos[STATES_INFO] = dict(session.states)

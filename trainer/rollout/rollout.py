@@ -15,6 +15,8 @@ EXCLUDED_SPANS = "left_out"
 """The key in a policy entry's info for the spans of its ids that a plug-in excluded from the loss."""
 
 
+COUNTS_INFO = "counts"
+"""What graders counted beside the rewards, by name."""
 STATES_INFO = "states"
 """The key in a rollout's infos for the hashes of the states that its servers and sandboxes ended with."""
 CHANGED_BY_AGENT = "changed_by_agent"

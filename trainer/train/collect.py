@@ -16,7 +16,7 @@ from trainer.data.curriculum import TaskDraw, TaskStream
 from trainer.reward.scorer import ScoredGroup, Scorer
 from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
-from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.rollout import COUNTS_INFO, Rollout, StopReason
 from trainer.rollout.scheduler import Group, Scheduler
 from trainer.rollout.steppers import find_failed_tools
 from trainer.rollout.task import Task
@@ -83,6 +83,9 @@ class StepRollouts:
         metrics |= {f"lost/{stop}": float(count) for stop, count in sorted(lost.items())}
         by_tool = Counter(tool for rollout in self.finished for tool in find_failed_tools(rollout))
         metrics |= {f"rollout/lost_to/{tool}": float(count) for tool, count in sorted(by_tool.items())}
+        counts = [rollout.infos[COUNTS_INFO] for rollout in self.finished if COUNTS_INFO in rollout.infos]
+        if counts:  # Of graded rollouts.
+            metrics["grade/planted"] = sum(value for each in counts for value in each.values())
         if not rollouts:
             return metrics
         metrics |= {

@@ -28,6 +28,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "rollout/lost": "rollouts without a score, through infrastructure or reward functions",
     "lost/{stop}": "rollouts that infrastructure ended, by stop reason",
     "rollout/lost_to/{tool}": "rollouts that ended because a call of this tool failed or took too long",
+    "grade/planted": "rollouts whose policy had written a file of its reward itself, which the grader removed",
     "rollout/logprob": "mean logprob of the policy's tokens when they were sampled",
     "rollout/turns": "mean number of policy turns",
     "rollout/tokens": "mean length in tokens, prompt and tools included",

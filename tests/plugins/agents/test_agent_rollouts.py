@@ -156,6 +156,19 @@ async def ask_and_score(base_url: str, task: Task, session: AgentHandle, bonus: 
     return float(result.text in await _ask(base_url, session)) + bonus
 
 
+async def reward_and_fail(base_url: str, task: Task, session: AgentHandle) -> None:
+    session.reward(1.0)
+    raise OSError("the machine is down")
+
+
+async def test_rewards_of_a_rollout_that_infrastructure_ended_are_dropped() -> None:
+    async with open_agents(
+        ["It is 7."], function="tests.plugins.agents.test_agent_rollouts:reward_and_fail"
+    ) as harness:
+        rollout = await harness.run()
+    assert (rollout.stop, dict(rollout.rewards)) == (StopReason.AGENT_FAILED, {})
+
+
 async def add(a: int, b: int) -> int:
     """Adds."""
     return a + b

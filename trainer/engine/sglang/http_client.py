@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextvars import ContextVar
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import anyio
 import httpx2
@@ -50,26 +48,6 @@ ERROR_CHARS = 400
 """Length of the quoted part of an error response."""
 
 
-class Answer(Protocol):
-    """An HTTP response, of a server to this process or to a rollout worker."""
-
-    @property
-    def status_code(self) -> int: ...
-
-    @property
-    def is_success(self) -> bool: ...
-
-    @property
-    def text(self) -> str: ...
-
-    def json(self) -> Any: ...
-
-
-Forward = Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, Answer]]
-FORWARD: ContextVar[Forward | None] = ContextVar("who sends requests to generate", default=None)
-"""Set by the task of a turn whose rollout worker talks to servers itself: it has the ids, this process their number."""
-
-
 class ServerUnavailable(EngineError):
     """The server does not answer or is out of capacity; another server may be asked."""
 
@@ -110,9 +88,7 @@ class SGLangClient:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         http, self._http = self._http, None
         if http is not None:
             with anyio.move_on_after(5, shield=True):
@@ -121,12 +97,6 @@ class SGLangClient:
     async def get(self, path: str, *, within: float = REQUEST_TIMEOUT_S) -> Any:
         """The JSON of a GET request, which is sent again if the connection breaks."""
         return json_or_none(await self._request(path, within, lambda: self._send("GET", path, None, again=True)))
-
-    async def generate(self, body: Mapping[str, Any], *, within: float) -> Any:
-        """The JSON of a request to generate, which a rollout worker sends if one asked for it."""
-        if (forward := FORWARD.get()) is None:
-            return await self.post("/generate", body, within=within)
-        return json_or_none(await self._request("/generate", within, lambda: forward(self.url + "/generate", body)))
 
     async def post(self, path: str, body: Mapping[str, Any] | bytes, *, within: float = REQUEST_TIMEOUT_S) -> Any:
         """The JSON of a POST request, which is sent once."""
@@ -146,7 +116,9 @@ class SGLangClient:
         for scope in self._waiting:
             scope.cancel()
 
-    async def _request(self, path: str, within: float, send: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+    async def _request(
+        self, path: str, within: float, send: Callable[[], Coroutine[Any, Any, httpx2.Response]]
+    ) -> httpx2.Response:
         scope = anyio.CancelScope()
         self._waiting.add(scope)
         try:
@@ -210,7 +182,7 @@ def _parse_event(text: str) -> dict[str, Any]:
     return event
 
 
-def json_or_none(answer: Answer) -> Any:
+def json_or_none(answer: httpx2.Response) -> Any:
     """The JSON of an answer, or None where it is empty or plain text."""
     try:
         return answer.json()
@@ -218,7 +190,7 @@ def json_or_none(answer: Answer) -> Any:
         return None
 
 
-def _error_text(answer: Answer) -> str:
+def _error_text(answer: httpx2.Response) -> str:
     detail = json_or_none(answer)
     for name in ("error", "detail", "message"):
         detail = detail.get(name, detail) if isinstance(detail, dict) else detail
