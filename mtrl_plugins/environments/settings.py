@@ -32,7 +32,8 @@ def framework_settings() -> Mapping[str, type[EnvironmentSettings]]:
 
 class EnvironmentSettings(RunPart, defer_build=True):
     """An environment of another framework, as `gymnasium:NAME`, `textarena:NAME`, `openenv:URL`, `verifiers:PACKAGE`
-    or `harbor:FOLDER`, or as a mapping with that `name` and the framework's other settings. It brings its own tasks, tools and reward."""
+    or `harbor:FOLDER`, or as a mapping with that `name` and the framework's other settings. It brings its own tasks,
+    tools and reward."""
 
     key: ClassVar[str] = "environment"
     brings_rows: ClassVar[bool] = True

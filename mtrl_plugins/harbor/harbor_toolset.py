@@ -23,9 +23,9 @@ from gateway.sandbox.choose_provider import choose_provider
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.grader import Grade, Grader, NoGrade, place_files
 from gateway.sandbox.provider import Completed, Sandbox
-from gateway.sandbox.sandbox_toolset import SandboxSession, SandboxToolset, tool_spec
+from gateway.sandbox.sandbox_toolset import GRADE, SandboxSession, SandboxToolset, tool_spec
 from gateway.schema import SchemaError, checker_for
-from gateway.toolset import Session, add_prefix
+from gateway.toolset import PLANTED, Session, add_prefix
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 from mtrl_plugins.harbor.boxes import ARTIFACTS, LOGS, TaskBoxes
 from mtrl_plugins.harbor.settings import HarborSettings
@@ -113,6 +113,7 @@ class HarborSession:
         self._number, self._left_s = 0, inf
         """The step, and what is left of the time for the policy's calls in it."""
         self._rewards: list[Mapping[str, float]] = []
+        self._planted = 0.0
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -150,8 +151,8 @@ class HarborSession:
             return ToolResult((Text("The task is not available."),), Outcome.UNAVAILABLE, reason=reason)
 
     async def finish(self) -> Mapping[str, float]:
-        """Nothing: each step is graded as it ends."""
-        return {}
+        """How often the policy had planted a reward; each step is graded as it ends."""
+        return {f"{GRADE}{PLANTED}": self._planted}
 
     async def close(self) -> None:
         """Ends the box."""
@@ -212,6 +213,7 @@ class HarborSession:
             for collect in (one for part in self.task.parts_of(step) for one in part.verifier.collect):
                 await self._run(collect.command, collect.timeout_sec)  # One that fails leaves nothing to collect.
         grade = await self._box.grade(self._graders[self._number])
+        self._planted += grade.is_planted
         rewards = dict(grade.rewards) or {"reward": grade.reward}
         self._rewards.append(rewards)
         if grade.problem.partition(":")[0] in UNSCORED:

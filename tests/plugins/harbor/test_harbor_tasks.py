@@ -171,6 +171,13 @@ async def test_box_that_fails_is_no_zero(tmp_path: Path, monkeypatch: pytest.Mon
     assert (rollout.stop, scored) == (StopReason.TOOL_FAILED, None) and "the machine is down" in rollout.reason
 
 
+async def test_reward_that_a_policy_planted_counts_for_nothing_and_is_counted(tmp_path: Path) -> None:
+    write_task(tmp_path, SAMPLES[0])
+    async with open_tasks(tmp_path) as runs:
+        rollout, scored = await play(runs, "hello", ["mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.json"])
+    assert scored == 0.0 and rollout.infos["counts"] == {"grade/planted": 1.0}, rollout.infos
+
+
 async def test_policy_cannot_end_steps_or_play_the_solution(tmp_path: Path) -> None:
     write_task(tmp_path, SAMPLES[0])
     async with open_tasks(tmp_path) as runs:
