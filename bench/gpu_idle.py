@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
-from types import TracebackType
 from typing import Self
 
 INTERVAL_MS = 200
@@ -34,9 +33,7 @@ class GpuIdleMeter:
             Thread(target=self._read, args=(self._process,), daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
@@ -69,9 +68,7 @@ class RemoteGateway:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         http, self._http = self._http, None
         if http is not None:
             with anyio.move_on_after(5, shield=True):

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -150,9 +149,7 @@ class FeedbackToolset:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for name, interaction in self.interactions.items():
             with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True) as scope:
                 await self._close(name, interaction)

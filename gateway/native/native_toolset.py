@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
 from uuid import uuid4
 
@@ -33,6 +32,7 @@ from gateway.types import (
     Hints,
     Part,
     Task,
+    Text,
     ToolCall,
     ToolResult,
     ToolSpec,
@@ -82,9 +82,7 @@ class NativeToolset:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for pool in self.processes.values():
             await pool.close()
 
@@ -188,6 +186,8 @@ class _NativeSession:
         return await self._to_result(await self._toolset.threads.run(tool.function, **kwargs))
 
     async def _to_result(self, value: Any, *, is_execute: bool = False) -> ToolResult:
+        if type(value) is str and not value.startswith("data:"):  # as most values are
+            return ToolResult((Text(value),))
         if needs_thread(value):
             return cast(ToolResult, await self._toolset.threads.run(to_tool_result, value, is_execute=is_execute))
         return to_tool_result(value, is_execute=is_execute)
@@ -202,9 +202,7 @@ class _NativeSession:
         rewards = await self._call_all("calc_reward")
         return {name: float(rewards[name]) for name in self._instances if isinstance(rewards.get(name), int | float)}
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._instances:
             with anyio.CancelScope(shield=True):
                 await self._call_all("release")

@@ -81,7 +81,7 @@ class SampledTokens:
 
     count: int = 0
     discarded: int = 0
-    """Tokens of turns that were not recorded, since the engine aborted them or counted another prompt."""
+    """Tokens of turns that were not recorded, since the engine counted another prompt."""
     retokenised: int = 0
     """Prompts whose beginning, up to the policy's latest turn, is not what the engine read and sampled before."""
     _known: set[int] = field(default_factory=set)
@@ -418,9 +418,7 @@ class AgentSession:
 
     def _check_aligned(self, prompt: Prompt, generation: Generation) -> None:
         length = len(prompt.ledger.expanded)
-        if generation.finish_reason == "abort":
-            self._stop(StopReason.CANCELLED, "the engine aborted the generation")
-        elif generation.prompt_tokens not in (None, length):
+        if generation.prompt_tokens not in (None, length):
             counted = f"the engine read {generation.prompt_tokens} prompt tokens, but the ledger has {length}"
             self._stop(StopReason.MISALIGNED, f"{counted}, images included")
         else:

@@ -72,7 +72,6 @@ def build_request_config(opening: RolloutStart) -> RequestConfig:
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
-        min_p=sampling.min_p,
         logprobs=True,
     )
 

@@ -188,7 +188,7 @@ def sampling_from_plain(plain: Sequence[Any]) -> Sampling:
     values = dict(zip(_SAMPLING_FIELDS, plain, strict=True))
     for name, kind in _TUPLES.items():
         values[name] = tuple(kind(item) for item in values[name])
-    for name in ("temperature", "top_p", "min_p"):
+    for name in ("temperature", "top_p"):
         values[name] = float(values[name])
     for name in ("max_tokens", "top_k"):
         values[name] = int(values[name])

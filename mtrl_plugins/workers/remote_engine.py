@@ -51,7 +51,7 @@ class _Request:
 
 
 class RemoteEngine:
-    """The engine of one rollout. Weights, pauses and aborts are the training process's own."""
+    """The engine of one rollout. Weights are the training process's own."""
 
     def __init__(
         self, channel: LineChannel, rollout: int, blobs: Blobs, capabilities: Capabilities, events: EventBuffer
@@ -132,15 +132,6 @@ class RemoteEngine:
 
     async def release_memory(self) -> bool:
         return False
-
-    async def pause(self) -> None:
-        raise NotImplementedError("the training process pauses its engine")
-
-    async def resume(self) -> None:
-        raise NotImplementedError("the training process resumes its engine")
-
-    async def abort(self, key: str = "") -> None:
-        raise NotImplementedError("the training process aborts generations")
 
 
 class EventObserver(RolloutObserver):

@@ -1,4 +1,4 @@
-"""Plays one rollout with codex, opencode, pi or mini-swe-agent in its box, and prints what came of it as JSON. Run it
+"""Plays one rollout with an agent in its box, and prints what came of it as JSON. Run it
 where only loopback is: the task is to add the numbers of a file, and what is left in the box is graded."""
 
 from __future__ import annotations
@@ -67,8 +67,13 @@ AGENTS: dict[str, dict[str, Any]] = {
         },
         "files": {},
     },
+    "qwen": {
+        "command": ("qwen", "--auth-type", "openai", "--yolo", "--prompt", PROMPT),
+        "env": {"OPENAI_MODEL": "policy"},
+        "files": {},
+    },
 }
-TOOLS = (("exec_command", "cmd"), ("shell_command", "command"), ("bash", "command"))
+TOOLS = (("exec_command", "cmd"), ("shell_command", "command"), ("bash", "command"), ("run_shell_command", "command"))
 """The tools that run a command, and the argument that it is."""
 
 
@@ -81,7 +86,8 @@ def policy(prompt: str) -> str:
     is_mini = SUBMIT.split()[1] in prompt
     if "<tool_response>" in prompt:
         return call_text(name, f'{{"{field}":   "{SUBMIT}"}}') if is_mini else "The sum is 42."
-    more = ', "description": "Adds"' if name == "bash" and not is_mini else ""
+    more = ', "description": "Adds"' if name in ("bash", "run_shell_command") and not is_mini else ""
+    more += ', "is_background": false' if name == "run_shell_command" else ""
     return call_text(name, f'{{"{field}":   "{COMMAND}"{more}}}')
 
 

@@ -28,6 +28,8 @@ CASES = [
     ("agents_sdk.py", "chat"),
     ("agents_sdk.py", "chat", "stream"),
     ("langgraph_agent.py",),
+    ("ag2_agent.py",),
+    ("ag2_agent.py", "stream"),
 ]
 
 
@@ -39,6 +41,26 @@ async def test_agent_finishes_a_task(words: tuple[str, ...]) -> None:
     assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
     assert rollout.infos["agent_output"].strip() == "It is 7."
     assert rollout.earlier == () and len(rollout.turns) == 2
+
+
+def in_fields(**fields: str) -> str:
+    """What DSPy reads: fields between headings."""
+    return "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in {**fields, "completed": ""}.items())
+
+
+async def test_each_step_of_dspy_is_a_chat_and_a_branch_of_its_own() -> None:
+    steps = [
+        in_fields(next_thought="Add.", next_tool_name="add", next_tool_args='{"a": 3,   "b": 4}'),
+        in_fields(next_thought="Done.", next_tool_name="finish", next_tool_args="{}"),
+        in_fields(reasoning="It is the sum.", answer="It is 7."),
+    ]
+    command = (PYTHON, str(PROGRAMS / "dspy_agent.py"))
+    env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": "{folder}"}
+    async with open_agents(steps, command=command, env=env) as harness:
+        rollout = await harness.run()
+    assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
+    assert rollout.infos["agent_output"].strip() == "It is 7."
+    assert [len(ledger.turns) for ledger in rollout.ledgers] == [1, 1, 1]
 
 
 async def add(a: int, b: int) -> ToolResult:

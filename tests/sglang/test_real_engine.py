@@ -127,40 +127,6 @@ async def test_generation_continues_under_new_weights(
     assert {one.version for one in ended} == {1}
 
 
-async def test_pause_holds_generation_and_abort_returns_the_ids_so_far(
-    server: ServerProcess, policy: PreTrainedModel
-) -> None:
-    ended: dict[str, Generation] = {}
-
-    async def write(engine: SGLangEngine, key: str) -> None:
-        ended[key] = await engine.generate(PROMPT, Sampling(max_tokens=440, banned_ids=(EOS,)), key=key)
-
-    async def paused(engine: SGLangEngine) -> bool:
-        """Nothing of it, where all was written before it was seen to begin."""
-        ended.clear()
-        async with anyio.create_task_group() as tasks:
-            for key in ("t/1", "t/10", "t/2"):
-                tasks.start_soon(write, engine, key)
-            await written_on(engine, 3, over=lambda: bool(ended))
-            await engine.abort("t/1")
-            await engine.pause()
-            if there := {key: one.finish_reason for key, one in ended.items()} == {"t/1": "abort"}:
-                await anyio.sleep(1.0)  # the time in which it does not
-                assert set(ended) == {"t/1"}
-                await engine.abort("t/2")
-                assert set(ended) == {"t/1", "t/2"} and ended["t/2"].finish_reason == "abort"
-            await engine.resume()
-        return there
-
-    async with opened(server, policy=policy) as engine:
-        for _ in range(5):
-            if await paused(engine):
-                break
-    assert ended["t/2"].finish_reason == "abort"
-    assert len(ended["t/10"].ids) == 440 and 0 < len(ended["t/1"].ids) < 440
-    assert off(policy, PROMPT, ended["t/1"]) <= AGREE
-
-
 async def test_closed_connection_frees_its_slot(server: ServerProcess, policy: PreTrainedModel) -> None:
     async with opened(server, policy=policy) as engine:
         async with anyio.create_task_group() as tasks:

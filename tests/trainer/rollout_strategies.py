@@ -49,7 +49,7 @@ def entries(draw: st.DrawFn) -> Entry:
         version=version,
         earlier_versions=() if version is None or not ids else draw(st.just(()) | st.just(((version, 1),))),
         cached_tokens=draw(st.integers(0, 100)),
-        finish_reason=draw(st.sampled_from([None, "", "stop", "length", "abort"])),
+        finish_reason=draw(st.sampled_from([None, "", "stop", "length"])),
         parts=parts,
         spans=tuple(draw(st.lists(span, min_size=media, max_size=media))) if draw(st.booleans()) else (),
         calls=tuple(draw(st.lists(st.builds(ToolCall, TEXT, TEXT, TEXT), max_size=2))),

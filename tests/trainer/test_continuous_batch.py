@@ -1,4 +1,4 @@
-"""Continuous batching: publish, pause, abort and cancellation while sequences are generated."""
+"""Continuous batching: publish and cancellation while sequences are generated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer import tiny_models
 from tests.trainer.torch_engines import LONG, SHORT, StepGate, engine
-from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.base import EngineError, Sampling
 from trainer.engine.torch import continuous_batch
 from trainer.engine.torch.torch_engine import TorchEngine
 
@@ -81,70 +81,6 @@ async def test_weights_of_another_model_are_rejected_unchanged(family: str) -> N
         assert engine.version == 0
 
 
-async def test_no_ids_are_sampled_while_paused(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, results = StepGate(monkeypatch, 5), []
-
-    async def generate() -> None:
-        results.append(await engine.generate(tiny_models.random_prompt(10), Sampling(max_tokens=20, temperature=0)))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(generate)
-        await gate.reached.wait()
-        tasks.start_soon(engine.pause)
-        await anyio.wait_all_tasks_blocked()
-        gate.open()
-        await engine.pause()
-        steps = len(gate.sequence_counts)
-        tasks.start_soon(generate)
-        await anyio.wait_all_tasks_blocked()
-        assert (len(gate.sequence_counts), results) == (steps, [])
-        await engine.resume()
-    assert [generation.ids for generation in results] == [
-        tiny_models.generate_greedy(tiny_models.load_model(), tiny_models.random_prompt(10), 20)
-    ] * 2
-
-
-async def test_abort_returns_the_ids_so_far(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, results = StepGate(monkeypatch, 8), {}
-
-    async def generate(key: str) -> None:
-        results[key] = await engine.generate(tiny_models.random_prompt(10), LONG, key=key)
-
-    async with anyio.create_task_group() as tasks:
-        for key in ("one", "two", "three"):
-            tasks.start_soon(generate, key)
-        await gate.reached.wait()
-        tasks.start_soon(engine.abort, "two")
-        await anyio.wait_all_tasks_blocked()
-        gate.open()
-        while "two" not in results:
-            await anyio.wait_all_tasks_blocked()
-        assert list(results) == ["two"]
-        await engine.abort()
-    continued = await engine.generate([*tiny_models.random_prompt(10), *results["two"].ids], SHORT)
-    assert continued.cached_tokens >= 10 + len(results["two"].ids) - 1
-    for generation in results.values():
-        assert generation.finish_reason == "abort"
-        assert 0 < len(generation.ids) < 500
-        assert generation.ids == tiny_models.generate_greedy(
-            tiny_models.load_model(), tiny_models.random_prompt(10), len(generation.ids)
-        )
-
-
-async def test_abort_ends_waiting_requests_while_paused(engine: TorchEngine) -> None:
-    await engine.pause()
-    results: list[Generation] = []
-
-    async def generate() -> None:
-        results.append(await engine.generate(tiny_models.random_prompt(10), LONG))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(generate)
-        await anyio.wait_all_tasks_blocked()
-        await engine.abort()
-    assert results == [Generation((), (), "abort", 0, 0, prompt_tokens=10)]
-
-
 async def test_cancelled_request_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     with anyio.fail_after(60):
         async with TorchEngine(tiny_models.load_model(), max_sequences=1) as engine:
@@ -181,7 +117,7 @@ async def test_late_sibling_waits_for_a_prompt_that_is_being_prefilled(
     assert sorted(generation.cached_tokens for generation in results) == [0, *[len(prompt) - 1] * 3]
 
 
-async def test_leaving_the_engine_ends_generations_under_way() -> None:
+async def test_leaving_the_engine_ends_generations_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[str] = []
 
     async def generate(engine: TorchEngine) -> None:
@@ -192,9 +128,10 @@ async def test_leaving_the_engine_ends_generations_under_way() -> None:
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks, TorchEngine(tiny_models.load_model()) as engine:
-            await engine.pause()
+            gate = StepGate(monkeypatch, 5)
             tasks.start_soon(generate, engine)
-            await anyio.wait_all_tasks_blocked()
+            await gate.reached.wait()
+            gate.open()
     assert results == ["the engine was closed"]
     with pytest.raises(EngineError, match="not open"):
         await engine.generate(tiny_models.random_prompt(10), SHORT)

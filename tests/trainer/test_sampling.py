@@ -20,7 +20,6 @@ SAMPLING = st.builds(
     temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
     top_k=st.sampled_from([0, 1, 3, 50]),
-    min_p=st.sampled_from([0.0, 0.1, 0.9]),
     banned_ids=st.sets(st.integers(0, VOCAB_SIZE - 1), max_size=VOCAB_SIZE - 1).map(lambda ids: tuple(sorted(ids))),
     seed=st.integers(0, 2**64),
 )
@@ -41,7 +40,6 @@ def filter_reference(logits: list[float], sampling: Sampling) -> tuple[set[int],
         for slack, passing in ((-1e-5, certain), (1e-5, possible)):
             passes = not sampling.top_k or len(likelier) + ties_before < sampling.top_k
             passes &= sampling.top_p >= 1 or mass < sampling.top_p + slack
-            passes &= probability >= sampling.min_p * probabilities.max() * (1 - slack)
             if token not in sampling.banned_ids and (passes or len(likelier) + ties_before == 0):
                 passing.add(token)
     return certain, possible

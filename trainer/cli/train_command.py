@@ -22,10 +22,10 @@ from trainer.cli.options import (
     TRAIN_OPTIONS,
     TRAIN_PANEL,
     OverrideWords,
-    RunFolder,
     TrainOption,
     TrainOptions,
     app,
+    find_jobs,
 )
 from trainer.cli.rank_command import (
     follow_and_exit,
@@ -290,40 +290,56 @@ EVALUATED = (
 
 @app.command("eval", rich_help_panel=RUN_PANEL)
 def evaluate(
-    run: RunFolder,
+    run: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run's folder, or a run file: its model alone.")],
     overrides: OverrideWords = None,
     rows: Annotated[int | None, typer.Option(help="Number of tasks. Default: the run's setting")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Other tasks than the run's.")] = None,
     k: Annotated[int | None, typer.Option("--k", min=1, help="Sampled tries of each task: pass@k and pass^k.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="For a run file. Default: the next runs/NAME-eval")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare success before and after training, sampled and greedy, by kind of task, with 95 % intervals.
 
     mtrl-train eval runs/NAME limits.rollout_tokens=8192 sampling.temperature=0.7   under other settings than the run's
+
+    mtrl-train eval run.yaml model=org/name                                         a model that was not trained here
     """
     import anyio
     from rich.console import Console
 
-    from trainer.cli.run_file import load_settings
-    from trainer.train.evaluate import compare_run
-    from trainer.train.run_folder import load_run_settings
+    from trainer.cli.run_file import fetch_model, find_run_file, load_settings
+    from trainer.train.evaluate import compare_run, evaluate_model
+    from trainer.train.run_folder import load_run_settings, next_free_folder
     from trainer.train.settings import TrainSettings
 
     async def main() -> None:
-        changed, words = None, overrides or []
-        for word in words:
-            if (section := word.partition("=")[0].partition(".")[0]) not in EVALUATED:
-                remedy = f"set one of {', '.join(EVALUATED)}"
-                raise ConfigError(f"an evaluation does not read `{section}`", field=word, remedy=remedy)
-        words = [*words, *([] if k is None else [f"evaluation.k={k}"])]
-        if words:
-            saved = load_run_settings(run).model_dump()
-            changed = load_settings(TrainSettings, None, saved, overrides=words), words
-        comparison = await compare_run(run, rows, data, Console(stderr=True), changed=changed)
+        words = [*(overrides or []), *([] if k is None else [f"evaluation.k={k}"])]
+        console = Console(stderr=True)
+        if is_alone:
+            loaded = load_settings(TrainSettings, find_run_file(run), {}, overrides=words)
+            settings = _use_demo_tools(fetch_model(loaded))
+            folder = out or next_free_folder(f"{run.stem}-eval")
+            comparison = await evaluate_model(settings, rows, data, console, folder)
+            console.print(f"saved in {folder}; read it with: mtrl-train show {folder}/eval/greedy", soft_wrap=True)
+        else:
+            changed = None
+            for word in words:
+                if (section := word.partition("=")[0].partition(".")[0]) not in EVALUATED:
+                    remedy = f"set one of {', '.join(EVALUATED)}"
+                    raise ConfigError(f"an evaluation does not read `{section}`", field=word, remedy=remedy)
+            if words:
+                saved = load_run_settings(run).model_dump()
+                changed = load_settings(TrainSettings, None, saved, overrides=words), words
+            comparison = await compare_run(run, rows, data, console, changed=changed)
         if json:
             sys.stdout.write(comparison.json + "\n")
         else:
             Console().print(comparison.table)
 
+    is_alone = not run.is_dir() and (run.suffix in (".yaml", ".yml") or str(run) in find_jobs())
+    if out is not None and not is_alone:
+        raise typer.BadParameter("is for a run file: the evaluation of a run is in its folder", param_hint="--out")
     with report_errors():
         anyio.run(main)

@@ -15,7 +15,7 @@ from trainer.ledger import VersionRuns
 if TYPE_CHECKING:
     import torch
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length"]
 OnIds = Callable[[Sequence[int]], None]
 """Is called on the event loop with ids as soon as they are sampled, in order."""
 
@@ -34,7 +34,6 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps every token."""
-    min_p: float = 0.0
     stop_ids: tuple[int, ...] = ()
     """Token ids that end the generation; the sampled one is part of it."""
     stop: tuple[str, ...] = ()
@@ -51,7 +50,7 @@ class Generation:
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """After the temperature, before filters (top-p, top-k, min-p)."""
+    """After the temperature, before filters (top-p, top-k)."""
     finish_reason: FinishReason
     version: int = 0
     """The version of the weights that sampled the last id."""
@@ -237,14 +236,4 @@ class Engine(Protocol):
     async def release_memory(self) -> bool:
         """Frees GPU memory for the trainer until the next `publish`, if so configured; returns whether it did.
         No generation may be under way."""
-        ...
-
-    async def pause(self) -> None:
-        """Stops sampling until `resume`; generations under way wait."""
-        ...
-
-    async def resume(self) -> None: ...
-
-    async def abort(self, key: str = "") -> None:
-        """Ends one rollout's generation, or all: callers get the ids so far, with finish reason `abort`."""
         ...

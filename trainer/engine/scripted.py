@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -43,10 +42,9 @@ class ScriptedEngine:
         self._script = script if callable(script) else _AnswerLists(script)
         self._context_length = context_length
         self._version = 0
-        self._running = anyio.Event()
-        self._running.set()
         self._holds: dict[str, anyio.Event] = {}
-        self._in_flight: list[tuple[str, anyio.CancelScope]] = []
+        self.in_flight = 0
+        """The number of requests under way."""
         self._cache: dict[str, tuple[int, ...]] = {}
         self.requests: list[RecordedRequest] = []
         """Every request, in order."""
@@ -63,18 +61,11 @@ class ScriptedEngine:
     def version(self) -> int:
         return self._version
 
-    @property
-    def in_flight(self) -> int:
-        """The number of requests under way."""
-        return len(self._in_flight)
-
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.abort()
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
     def hold(self, key: str = "") -> anyio.Event:
         """Makes answers for this key, or for all, wait until the returned event is set."""
@@ -94,19 +85,17 @@ class ScriptedEngine:
         self.requests.append(RecordedRequest(tuple(ids), sampling, key, group, tuple(images)))
         if len(ids) >= self._context_length:
             raise EngineError(f"{len(ids)} ids leave no room in the context of {self._context_length}")
-        request = (key, anyio.CancelScope())
-        self._in_flight.append(request)
-        self.max_concurrent = max(self.max_concurrent, len(self._in_flight))
+        self.in_flight += 1
+        self.max_concurrent = max(self.max_concurrent, self.in_flight)
         try:
-            with request[1]:
-                await self._wait(key)
+            await anyio.lowlevel.checkpoint()
+            for held_key in {key, ""} & self._holds.keys():
+                await self._holds[held_key].wait()
         except anyio.get_cancelled_exc_class():
             self.cancelled += 1
             raise
         finally:
-            self._in_flight.remove(request)
-        if request[1].cancelled_caught:
-            return Generation((), (), "abort", self._version)
+            self.in_flight -= 1
         generation = self._answer(tuple(ids), sampling, key, group)
         for token in generation.ids if on_ids else ():
             on_ids((token,))  # type: ignore[misc]
@@ -131,24 +120,6 @@ class ScriptedEngine:
 
     async def release_memory(self) -> bool:
         return False
-
-    async def pause(self) -> None:
-        self._running = anyio.Event()
-
-    async def resume(self) -> None:
-        self._running.set()
-
-    async def abort(self, key: str = "") -> None:
-        for request_key, scope in self._in_flight:
-            if not key or request_key == key:
-                scope.cancel()
-
-    async def _wait(self, key: str) -> None:
-        await anyio.lowlevel.checkpoint()
-        for held_key in {key, ""} & self._holds.keys():
-            await self._holds[held_key].wait()
-        while not self._running.is_set():
-            await self._running.wait()
 
     def _answer(self, ids: tuple[int, ...], sampling: Sampling, key: str, group: str) -> Generation:
         answer = self._script(ids, sampling, key)

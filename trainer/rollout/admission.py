@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from itertools import takewhile
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -132,9 +131,7 @@ class AdmissionSlot:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._engine_slots.release()
         self._end_generation()
 

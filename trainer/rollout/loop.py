@@ -264,8 +264,6 @@ class _RolloutLoop:
         self.observer.on_generation(self.key, generation, prompt_tokens)
         self.counts["turns"] += 1
         reply = self._record_turn(generation)
-        if generation.finish_reason == "abort":
-            raise _Stop(StopReason.CANCELLED, "the engine aborted the generation")
         truncated = None
         if generation.finish_reason == "length":
             at_turn_limit = sampling.max_tokens == self.limits.turn_tokens

@@ -20,7 +20,6 @@ from functools import cache
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import BinaryIO, Self, TypeVar, overload
 
 from gateway.disk_errors import describe_write_error, require_linked, sync_path
@@ -85,9 +84,7 @@ class RolloutWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, rollout: Rollout) -> None:

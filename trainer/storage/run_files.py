@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from math import isfinite, nan
 from pathlib import Path, PurePath
-from types import TracebackType
 from typing import Any, Self
 
 from gateway.disk_errors import describe_write_error, require_linked, write_atomically
@@ -189,9 +188,7 @@ class MetricsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def truncate_after(self, step: int) -> list[StepMetrics]:

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from pathlib import Path
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any, Self
 
 from gateway.disk_errors import write_atomically
@@ -105,9 +104,7 @@ class StatusFile:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join(JOIN_TIMEOUT_S)
         with suppress(OSError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -29,6 +29,7 @@ from trainer.rollout.settings import ConcurrencySettings
 from trainer.rollout.task import Task
 from trainer.setup import trust_model
 from trainer.storage.rollout_file import RolloutWriter, RunError
+from trainer.storage.run_files import RUN_INFO_FILE
 from trainer.storage.run_status import StatusFile, read_status
 from trainer.train.checkpoint import Checkpoint, Checkpoints
 from trainer.train.job import Job, JobObjects, open_job, require_tasks
@@ -167,10 +168,11 @@ VARIANTS = ("sampled_before", "greedy_before", "sampled", "greedy")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Success before and after training, sampled and greedy."""
+    """Success before and after training, sampled and greedy; or of a model alone."""
 
     variants: Mapping[str, Evaluation]
-    step: int
+    step: int | None
+    """Of the checkpoint; None for a model alone, whose evaluations are `sampled` and `greedy`."""
     tasks: int
     is_held_out: bool
     """Whether the run did not train on these tasks."""
@@ -182,14 +184,15 @@ class Comparison:
     @property
     def paired(self) -> dict[str, OutcomeComparison]:
         """Before and after training, task by task."""
-        pairs = {name: (self.variants[f"{name}_before"].outcomes, self.variants[name].outcomes) for name in COMPARED}
+        before = {name: found for name in COMPARED if (found := self.variants.get(f"{name}_before"))}
+        pairs = {name: (found.outcomes, self.variants[name].outcomes) for name, found in before.items()}
         compared = {name: OutcomeComparison(*pair) for name, pair in pairs.items()}
         return {name: comparison for name, comparison in compared.items() if comparison.common}
 
     @property
     def passes(self) -> dict[str, dict[str, dict[int, float]]]:
         """pass@k and pass^k of the sampled evaluations."""
-        names = (name for name in VARIANTS if name.startswith("sampled"))
+        names = (name for name in self.variants if name.startswith("sampled"))
         return {name: found for name in names if (found := self.variants[name].passes(self.tries))}
 
     @property
@@ -231,17 +234,19 @@ class Comparison:
     @property
     def table(self) -> Table:
         tasks = f"{self.tasks} held-out tasks" if self.is_held_out else f"{self.tasks} of the training tasks"
-        table = Table(title=f"success on {tasks}, before and after {self.step} steps, with 95 % intervals")
+        when = "" if self.step is None else f", before and after {self.step} steps"
+        table = Table(title=f"success on {tasks}{when}, with 95 % intervals")
         table.add_column("")
-        for name in VARIANTS:
-            table.add_column(name.replace("_", " ") if "before" in name else f"{name} after", justify="right")
-        table.add_row("all", *(_format_rate(self.variants[name].all) for name in VARIANTS), style="bold")
+        for name in self.variants:
+            after = "" if self.step is None or "before" in name else " after"
+            table.add_column(f"{name.replace('_', ' ')}{after}", justify="right")
+        table.add_row("all", *(_format_rate(found.all) for found in self.variants.values()), style="bold")
         passes = self.passes
         for what, tries in ((what, tries) for what, each in passes.get("sampled", {}).items() for tries in each):
-            cells = (passes.get(name, {}).get(what, {}).get(tries) for name in VARIANTS)
+            cells = (passes.get(name, {}).get(what, {}).get(tries) for name in self.variants)
             table.add_row(f"{what}{tries}", *("-" if value is None else f"{value:.3f}" for value in cells))
         for kind in self._kinds if len(self._kinds) > 1 else ():
-            rates = (self.variants[name].kinds.get(kind, SuccessRate(0, 0)) for name in VARIANTS)
+            rates = (found.kinds.get(kind, SuccessRate(0, 0)) for found in self.variants.values())
             table.add_row(kind, *map(_format_rate, rates))
         if self.changes:
             table.title = f"{table.title}, with {' '.join(self.changes)}"
@@ -281,33 +286,67 @@ async def compare_run(
     `changed` are the run's settings with changes, and the words that made them.
     """
     given, words = changed or (load_run_settings(run), ())
-    settings = use_start_model(run, given)
-    overrides = {name: value for name, value in (("final_rows", rows), ("data", data)) if value is not None}
-    evaluation = EvaluationSettings.model_validate(settings.evaluation.model_dump() | overrides)
-    evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
-    require_tasks(evaluated)
+    settings = _for_evaluation(use_start_model(run, given), rows, data)
     checkpoint = Checkpoints(run).find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
     if checkpoint is None:
         raise ConfigError("the run has no checkpoint yet", file=run, remedy="continue the run with --resume")
     _keep_earlier(run / EVALUATION_FOLDER)
     trust_model(settings, run)
-    async with open_job(evaluated, objects=objects) as job:
+    async with open_job(settings, objects=objects) as job:
         policy = await to_thread.run_sync(Policy.load, job.model, settings.update)
-        log = partial(console.print, markup=False)
-        async with job.make_engine(run / EVALUATION_FOLDER, policy, log) as engine:
+        async with _open_engine(job, policy, run, console) as engine:
             if engine.version:
                 await engine.publish(policy.weights, 0)
-            async with job.open_player(engine, run / EVALUATION_FOLDER, log):
-                with _show_progress(job, engine, run, console) as progress:
-                    comparison = await compare_policies(job, engine, policy, checkpoint, run, progress)
-    comparison = replace(comparison, changes=words)
-    file = run / EVALUATION_FOLDER / COMPARISON_FILE
-    try:
-        write_atomically(file, (comparison.json + "\n").encode())
-    except OSError as error:
-        remedy = f"then evaluate again with `mtrl-train eval {run}`"
-        raise RunError(describe_write_error(file, error, remedy)) from error
+            with _show_progress(job, engine, run, console, VARIANTS) as progress:
+                comparison = await compare_policies(job, engine, policy, checkpoint, run, progress)
+    return _save_comparison(replace(comparison, changes=words), run)
+
+
+async def evaluate_model(
+    given: TrainSettings, rows: int | None, data: str | None, console: Console, out: Path
+) -> Comparison:
+    """Evaluates a run file's model as it is, sampled and greedy, and saves the rollouts in `out`."""
+    settings = _for_evaluation(given, rows, data)
+    _keep_earlier(out / EVALUATION_FOLDER)
+    trust_model(settings, Path(settings.model))
+    async with open_job(settings) as job, _open_engine(job, None, out, console) as engine:
+        tasks = job.held_out(settings.evaluation.final_rows)
+        with _show_progress(job, engine, out, console, COMPARED) as progress:
+            variants = {name: await _evaluate_variant(job, engine, tasks, progress, name, out) for name in COMPARED}
+    comparison = Comparison(variants, None, len(tasks), job.tasks.is_held_out, settings.evaluation.k)
+    return _save_comparison(comparison, out)
+
+
+def _for_evaluation(settings: TrainSettings, rows: int | None, data: str | None) -> TrainSettings:
+    overrides = {name: value for name, value in (("final_rows", rows), ("data", data)) if value is not None}
+    evaluation = EvaluationSettings.model_validate(settings.evaluation.model_dump() | overrides)
+    evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
+    require_tasks(evaluated)
+    return evaluated
+
+
+@asynccontextmanager
+async def _open_engine(job: Job, policy: Policy | None, out: Path, console: Console) -> AsyncIterator[Engine]:
+    """The engine, with players that use it; the evaluation's own settings are saved, by which it is judged later."""
+    folder, log = out / EVALUATION_FOLDER, partial(console.print, markup=False)
+    async with job.make_engine(folder, policy, log) as engine, job.open_player(engine, folder, log):
+        about = {"model": str(job.model), "settings": job.settings.model_dump(mode="json")}
+        _write(folder / RUN_INFO_FILE, json.dumps(about, indent=2), out)
+        yield engine
+
+
+def _save_comparison(comparison: Comparison, out: Path) -> Comparison:
+    _write(out / EVALUATION_FOLDER / COMPARISON_FILE, comparison.json, out)
     return comparison
+
+
+def _write(file: Path, text: str, out: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, (text + "\n").encode())
+    except OSError as error:
+        remedy = f"then evaluate again: `mtrl-train eval` of {out}"
+        raise RunError(describe_write_error(file, error, remedy)) from error
 
 
 def _keep_earlier(folder: Path) -> None:
@@ -318,18 +357,20 @@ def _keep_earlier(folder: Path) -> None:
 
 
 @contextmanager
-def _show_progress(job: Job, engine: Engine, run: Path, console: Console) -> Iterator[RolloutProgress]:
-    """Shows the progress of a comparison, and keeps it in the run's folder for the web UI.
+def _show_progress(
+    job: Job, engine: Engine, out: Path, console: Console, names: Sequence[str]
+) -> Iterator[RolloutProgress]:
+    """Shows the progress of evaluations, and keeps it in the run's folder for the web UI.
 
     A run that is still training, or was killed a moment ago, keeps its own status there.
     """
     tasks, tries = len(job.held_out(job.settings.evaluation.final_rows)), job.settings.evaluation.k
-    progress = RolloutProgress(len(VARIANTS) // 2 * (1 + tries) * tasks, phase=EVALUATING, console=console)
+    progress = RolloutProgress(len(names) // 2 * (1 + tries) * tasks, phase=EVALUATING, console=console)
     if isinstance(engine, CountsTokens):
         progress.read_sampled = partial(getattr, engine, "sampled_tokens")
-    found = read_status(run)
+    found = read_status(out)
     is_training = found is not None and found[1] < SILENT_S
-    with nullcontext() if is_training else StatusFile(run, progress.status), progress:
+    with nullcontext() if is_training else StatusFile(out, progress.status), progress:
         yield progress
 
 
@@ -346,21 +387,22 @@ async def compare_policies(
         if name == "sampled":
             await to_thread.run_sync(policy.resume, checkpoint.folder)
             await engine.publish(policy.weights, checkpoint.step)
-        words = name if "before" in name else f"{name} after"
-        progress.begin_phase(f"{EVALUATING} {words.replace('_', ' ')}")
-        variants[name] = await _evaluate_variant(job, engine, tasks, progress, greedy=name.startswith("greedy"))
-        progress.console.print(f"{name.replace('_', ' ')}: {_format_rate(variants[name].all)}", markup=False)
-        await to_thread.run_sync(save_rollouts, run / EVALUATION_FOLDER / name, variants[name])
+        variants[name] = await _evaluate_variant(job, engine, tasks, progress, name, run)
     return Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out, job.settings.evaluation.k)
 
 
 async def _evaluate_variant(
-    job: Job, engine: Engine, tasks: Sequence[Task], progress: RolloutProgress, *, greedy: bool
+    job: Job, engine: Engine, tasks: Sequence[Task], progress: RolloutProgress, name: str, out: Path
 ) -> Evaluation:
+    progress.begin_phase(f"{EVALUATING} {name.replace('_', ' ')}")
+    greedy = name.startswith("greedy")
     runner = job.make_runner(engine, progress)
     runner = job.make_greedy(runner) if greedy else runner
     tries = 1 if greedy else job.settings.evaluation.k
-    return await evaluate(runner, job.scorer, tasks, job.settings.concurrency, tries)
+    found = await evaluate(runner, job.scorer, tasks, job.settings.concurrency, tries)
+    progress.console.print(f"{name.replace('_', ' ')}: {_format_rate(found.all)}", markup=False)
+    await to_thread.run_sync(save_rollouts, out / EVALUATION_FOLDER / name, found)
+    return found
 
 
 def save_rollouts(folder: Path, evaluation: Evaluation) -> None:

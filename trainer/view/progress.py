@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event, Thread
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -57,9 +56,7 @@ class Display(ABC):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join(JOIN_TIMEOUT_S)
         self._draw()

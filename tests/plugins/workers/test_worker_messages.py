@@ -91,7 +91,7 @@ def test_generation_keeps_every_bit_and_the_versions_of_its_tokens() -> None:
 
 
 def test_request_keeps_sampling_and_images() -> None:
-    sides, sampling = Sides(), Sampling(7, 0.3, 0.9, 5, 0.1, (1, 2), ("stop",), (9,), 2**55)
+    sides, sampling = Sides(), Sampling(7, 0.3, 0.9, 5, (1, 2), ("stop",), (9,), 2**55)
     plain = json.loads(json.dumps(request_to_plain((1, 2, 3), sampling, [IMAGE], sides.ours)))
     assert request_from_plain(plain, sides.theirs, 100) == ((1, 2, 3), sampling, (IMAGE,))
 

@@ -21,6 +21,7 @@ from trainer.algorithms.packing import Batch, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.token_weights import weigh_all_turns, weigh_last_turn
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence, build_train_batch
+from trainer.ledger import Ledger
 from trainer.reward.scorer import ScoredGroup
 
 KINDS = ["outcome", "discounted", "scores", "turns", "gae"]
@@ -248,8 +249,16 @@ def test_skipped_rows_are_counted() -> None:
     result = compute_token_advantages(build_train_batch(STEP, make_settings(), weigh_last_turn), make_settings())
     assert result.metrics == {"update/rows": 4.0, "update/idle": 3.0, "update/tokens": 6.0}
     assert result.totals == StepTotals(8.0, 6)
-    counted = make_settings(count_untrained=True)
-    assert compute_token_advantages(build_train_batch(STEP, counted, weigh_last_turn), counted).totals.rollouts == 7
+
+
+def test_rollouts_without_a_trained_token_count_where_that_is_wanted() -> None:
+    def weigh_long(ledger: Ledger) -> tuple[float, ...]:
+        return tuple(weight * (len(ledger.turns) > 1) for weight in weigh_all_turns(ledger))
+
+    batch = build_train_batch(STEP, make_settings(), weigh_long)
+    trained = compute_token_advantages(batch, make_settings()).totals
+    counted = compute_token_advantages(batch, make_settings(count_untrained=True)).totals
+    assert 0 < trained.rollouts < counted.rollouts == 6 and trained.weight == counted.weight
 
 
 @pytest.mark.parametrize(

@@ -74,22 +74,6 @@ async def test_concurrent_siblings_prefill_their_prompt_once() -> None:
     assert sorted(written.cached_tokens for written in ended) == [0] + [len(IDS) - 1] * 7
 
 
-async def test_aborted_rollout_returns_its_ids_and_the_others_continue() -> None:
-    fake, ended = Fake(hold_at=3), {}
-    async with opened(fake) as engine, anyio.create_task_group() as tasks:
-
-        async def write(key: str) -> None:
-            ended[key] = await engine.generate(IDS, Sampling(max_tokens=5), key=key)
-
-        for key in ("t/1", "t/10"):
-            tasks.start_soon(write, key)
-        await wait_until(lambda: fake.writing == 2)
-        await engine.abort("t/1")
-        await wait_until(lambda: len(ended) == 2)
-    assert ended["t/1"].finish_reason == "abort" and len(ended["t/1"].ids) == len(ended["t/1"].logprobs) == 3
-    assert ended["t/10"].finish_reason == "length"
-
-
 async def test_cancelled_request_is_aborted_on_the_server() -> None:
     fake = Fake(hold_at=1)
     async with opened(fake) as engine:

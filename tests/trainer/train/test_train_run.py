@@ -16,7 +16,7 @@ from tests.trainer.train.jobs import small_job
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_metrics
 from trainer.storage.run_status import RunStatus, read_status
-from trainer.train.evaluate import Evaluation, compare_run
+from trainer.train.evaluate import Evaluation, compare_run, evaluate_model
 from trainer.train.replay_step import replay_step
 from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
@@ -109,6 +109,17 @@ async def test_success_before_and_after_is_compared(run: Path) -> None:
     assert "pass^3" in console.file.getvalue() and "task by task" in console.file.getvalue()  # type: ignore[attr-defined]
     (sampled, greedy) = compare_runs(run, run).values()
     assert sampled.summary["tasks"] == 8 and not sampled.changed and not greedy.changed
+
+
+async def test_model_alone_is_evaluated_and_judged_by_its_own_settings(tmp_path: Path) -> None:
+    comparison = await evaluate_model(small_job(), 4, None, string_console(), tmp_path / "a")
+    assert comparison.variants.keys() == {"sampled", "greedy"} and comparison.paired == {}
+    assert json.loads(comparison.json)["step"] is None and "before" not in str(comparison.table.title)
+    stored = Rollouts(tmp_path / "a" / "eval" / "greedy")
+    assert len(stored) == 4 and {turn.version for one in stored for turn in one.turns} == {0}
+    await evaluate_model(small_job(reward={"success_at": -1}), 4, None, string_console(), tmp_path / "b")
+    greedy = compare_runs(tmp_path / "a", tmp_path / "b")["greedy"]
+    assert greedy.summary["first"] == comparison.variants["greedy"].all.value and greedy.summary["second"] == 1
 
 
 async def test_evaluations_during_a_run_tell_pass_at_k_and_pass_hat_k(tmp_path: Path) -> None:

@@ -1,15 +1,9 @@
-"""One turn's generation: checks the request, then sends as many requests to a server as the turn needs.
-
-A turn can be aborted during a request, between two of them, or while it waits for weights or for a server.
-"""
+"""One turn's generation: checks the request, then sends as many requests to a server as the turn needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-
-import anyio
+from dataclasses import dataclass, replace
 
 from gateway.types import Image
 from trainer.engine.base import Capabilities, EngineError, Generation, OnIds, Sampling
@@ -53,8 +47,6 @@ def _id_problems(ids: Sequence[int], images: Sequence[Image], capabilities: Capa
 def _sampling_problems(sampling: Sampling, features: Sequence[ServerFeatures]) -> Iterator[str]:
     if sampling.stop and not all(item.has_tokenizer for item in features):
         yield "stop strings need the server's tokenizer; start it without --skip-tokenizer-init, or stop at ids"
-    if sampling.min_p and any(item.seeded for item in features):
-        yield "SGLang's deterministic sampling does not support min_p; use top_p"
     if sampling.temperature not in (0, 1) and not all(item.temperature_logprobs for item in features):
         remedy = "sample at temperature 1, or unset SGLANG_RETURN_ORIGINAL_LOGPROB there"
         yield f"the server returns logprobs at temperature 1, whatever it samples with; {remedy}"
@@ -62,7 +54,7 @@ def _sampling_problems(sampling: Sampling, features: Sequence[ServerFeatures]) -
 
 @dataclass(eq=False)
 class PendingTurn:
-    """A turn under way: its generation, and whether it was aborted."""
+    """A turn under way."""
 
     key: str
     published: PublishedWeights
@@ -70,15 +62,6 @@ class PendingTurn:
     banned_ids: tuple[int, ...] = ()
     is_seen: bool = False
     """The caller was given some ids, so that the turn cannot start again."""
-    aborted: bool = False
-    done: anyio.Event = field(default_factory=anyio.Event)
-    _wait_scope: anyio.CancelScope | None = None
-
-    def abort(self) -> None:
-        """Aborts the turn. A request that is under way is left to the server, which returns the ids that it has."""
-        self.aborted = True
-        if self._wait_scope is not None:
-            self._wait_scope.cancel()
 
     def report_ids(self, ids: Sequence[int]) -> None:
         """Gives the caller ids; one that is banned is sampled again."""
@@ -87,40 +70,19 @@ class PendingTurn:
             self.is_seen = True
             self.on_ids(kept)
 
-    @contextmanager
-    def abortable(self) -> Iterator[None]:
-        """A scope that ends as soon as the turn is aborted."""
-        with anyio.CancelScope() as scope:
-            if self.aborted:
-                scope.cancel()
-            self._wait_scope = scope
-            try:
-                yield
-            finally:
-                self._wait_scope = None
-
     async def generate(
         self, replica: Replica, ids: Sequence[int], sampling: Sampling, images: Sequence[Image], prefix_group: str
     ) -> Generation:
         """Generates the turn on a replica. `prefix_group` names the group whose shared prompt may not be cached yet; it
         is then prefilled once, before the siblings are routed."""
         prefill = None
-        with self.abortable():
-            if prefix_group:
-                prefill = await replica.prefill(ids, self.key, prefix_group, self.published.name, images)
+        if prefix_group:
+            prefill = await replica.prefill(ids, self.key, prefix_group, self.published.name, images)
 
         async def generate_part(ids: Sequence[int], sampling: Sampling) -> Generation:
-            with self.abortable():
-                await self.published.wait_until_current()
-            if self.aborted:
-                return self.aborted_generation
+            await self.published.wait_until_current()
             report = self.report_ids if self.on_ids else None
             return await replica.generate(ids, sampling, self.key, self.published.name, images, report)
 
         generation = await generate_without_banned(generate_part, ids, sampling)
         return replace(generation, cached_tokens=prefill.cached_tokens) if prefill else generation
-
-    @property
-    def aborted_generation(self) -> Generation:
-        """The generation of a turn that was aborted before it began."""
-        return Generation((), (), "abort", max(self.published.version, 0))

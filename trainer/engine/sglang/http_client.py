@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -89,9 +88,7 @@ class SGLangClient:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         http, self._http = self._http, None
         if http is not None:
             with anyio.move_on_after(5, shield=True):

@@ -61,10 +61,10 @@ class Publisher:
         adapters = weights.adapters() if self.uses_adapters and isinstance(weights, PolicyWeights) else None
         return rename_tensors(weights, self._checkpoint_tensors) if adapters is None else adapters
 
-    async def send(self, weights: Mapping[str, Tensor], version: int, replicas: Sequence[Replica], paused: bool) -> str:
+    async def send(self, weights: Mapping[str, Tensor], version: int, replicas: Sequence[Replica]) -> str:
         """Sends weights to all servers that are up; returns the name of the adapters, if they are such."""
         if not isinstance(weights, Adapters):
-            await self._send_whole(weights, version, replicas, paused)
+            await self._send_whole(weights, version, replicas)
             return ""
         name = f"{PREFIX}-{uuid4().hex[:12]}-{version}"
         self._loaded.add(name)
@@ -75,9 +75,7 @@ class Publisher:
         await self._for_each_up(load)
         return name
 
-    async def _send_whole(
-        self, weights: Mapping[str, Tensor], version: int, replicas: Sequence[Replica], paused: bool
-    ) -> None:
+    async def _send_whole(self, weights: Mapping[str, Tensor], version: int, replicas: Sequence[Replica]) -> None:
         """Sends weights while generation is paused. If a server is lost, the others get everything again; they are
         paused until then, as some of their weights may be the new ones."""
         try:
@@ -90,9 +88,8 @@ class Publisher:
                     if attempt == ATTEMPTS:
                         raise
         finally:
-            if not paused:
-                with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
-                    await self._for_each_up(Replica.resume)
+            with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
+                await self._for_each_up(Replica.resume)
 
     async def _send_once(self, weights: Mapping[str, Tensor], version: int, replicas: Sequence[Replica]) -> None:
         if targets := [replica.target for replica in replicas if replica.up]:

@@ -23,7 +23,7 @@ from trainer.engine.sglang.http_client import (
     run_all,
     run_until_first,
 )
-from trainer.engine.sglang.request import StreamedAnswer, generate_body, parse_generation, parse_version
+from trainer.engine.sglang.request import StreamedAnswer, find_abort, generate_body, parse_generation, parse_version
 from trainer.engine.sglang.server_features import ServerFeatures
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.weight_sync.base import SyncTarget
@@ -80,9 +80,6 @@ class _RunningRequest:
     key: str
     weights: WeightsName
     """With which it started."""
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    aborted: bool = False
-    done: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(eq=False)
@@ -146,19 +143,18 @@ class Replica:
         cache = f"{self.cache_namespace} {weights.version}"
         body = generate_body(ids, sampling, rid, cache, images, weights.adapter)
         try:
-            with running.scope:
-                answer = await self._send(running, body, streamed)
-                return self._check_result(
-                    answer, running, parse_generation(answer, len(ids), sampling.max_tokens, bool(images))
-                )
-        except (RequestRefused, ServerUnavailable) as error:
-            if not running.aborted:
-                self._require_known(weights.adapter, error)
-                raise
+            answer = await self._send(running, body, streamed)
+            if (given_up := find_abort(answer)) is not None:
+                raise ServerUnavailable(f"SGLang at {self.url} stopped generating: {given_up}")
+            generation = parse_generation(answer, len(ids), sampling.max_tokens, bool(images))
+            return self._check_versions(running, generation)
+        except RequestRefused as error:
+            if weights.adapter and weights.adapter in str(error):  # A restarted server does not have them.
+                problem = f"SGLang at {self.url} was restarted: it has no adapters {weights.adapter}"
+                raise ServerUnavailable(problem) from error
+            raise
         finally:
             del self._running[rid]
-            running.done.set()
-        return Generation((), (), "abort", max(weights.version, 0))  # It had not started, or did not return its part.
 
     async def prefill(
         self, ids: Sequence[int], key: str, group: str, weights: WeightsName, images: Sequence[Image]
@@ -196,7 +192,7 @@ class Replica:
             return await self._request_generation(running.rid, body, streamed)
         except ConnectionBroken:
             await self._abort_request(running.rid)
-            if running.aborted or (streamed and streamed.ids):
+            if streamed and streamed.ids:
                 raise
         running.rid = _request_id(running.key)
         return await self._request_generation(running.rid, {**body, "rid": running.rid}, streamed)
@@ -219,12 +215,7 @@ class Replica:
             if not done:
                 await self._abort_request(rid)
 
-    def _require_known(self, adapter: str, error: Exception) -> None:
-        """Raises ServerUnavailable if a server refused adapters by their name: a restarted one does not have them."""
-        if adapter and isinstance(error, RequestRefused) and adapter in str(error):
-            raise ServerUnavailable(f"SGLang at {self.url} was restarted: it has no adapters {adapter}") from error
-
-    def _check_result(self, answer: Any, running: _RunningRequest, result: Generation) -> Generation:
+    def _check_versions(self, running: _RunningRequest, result: Generation) -> Generation:
         expected = running.weights.version
         if running.weights.adapter:  # The server's version is that of the weights below them.
             result = replace(result, version=expected, earlier_versions=())
@@ -232,24 +223,8 @@ class Replica:
             raise ServerUnavailable(
                 f"SGLang at {self.url} was restarted: it has weights {result.version}, not {expected}"
             )
-        if result.finish_reason == "abort" and not running.aborted:
-            raise ServerUnavailable(
-                f"SGLang at {self.url} stopped generating: {answer['meta_info']['finish_reason'].get('message')}"
-            )
         before = tuple((max(version, 0), count) for version, count in result.earlier_versions)
         return replace(result, version=max(result.version, 0), earlier_versions=before)
-
-    async def abort(self, key: str) -> None:
-        """Aborts the requests of one rollout, or all. Each returns what it has, or nothing if that takes too long."""
-        message = [running for running in self._running.values() if not key or running.key == key]
-        for running in message:
-            running.aborted = True
-        await run_all(partial(self._abort_request, running.rid) for running in message)
-        with anyio.move_on_after(ABORT_TIMEOUT_S):
-            for running in message:
-                await running.done.wait()
-        for running in message:
-            running.scope.cancel()
 
     async def recover(self) -> None:
         """Waits until the server answers again; restarts one of ours that exited or hangs."""

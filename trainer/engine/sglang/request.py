@@ -58,7 +58,7 @@ class PngEncoder:
 
 BAN_BIAS = -1e9
 """Added to a logit, it leaves no probability, and JSON can represent it."""
-FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 def generate_body(
@@ -93,7 +93,6 @@ def _sampling_params(sampling: Sampling) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
         "stop_token_ids": list(sampling.stop_ids),
         "skip_special_tokens": False,
     }
@@ -106,15 +105,20 @@ def _sampling_params(sampling: Sampling) -> dict[str, Any]:
     return params
 
 
+def find_abort(answer: Any) -> str | None:
+    """Why the server gave a request up, if it did."""
+    meta = answer.get("meta_info") if isinstance(answer, Mapping) else None
+    reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
+    return str(reason.get("message")) if isinstance(reason, Mapping) and reason.get("type") == "abort" else None
+
+
 def parse_generation(answer: Any, prompt_length: int, max_ids: int, images: bool) -> Generation:
     """Parses an answer; raises EngineError where its ids are not those that were requested."""
     try:
         meta = answer["meta_info"]
         output_ids, stop = tuple(answer["output_ids"]), FINISH_REASONS[meta["finish_reason"]["type"]]
-        # An aborted request without ids may still report a logprob.
-        pairs = (meta.get("output_token_logprobs") or [])[: 0 if stop == "abort" and not output_ids else max_ids]
+        pairs = (meta.get("output_token_logprobs") or [])[:max_ids]
         ids = tuple(int(pair[1]) for pair in pairs)
-        # A request that was aborted in the queue has none.
         prompt_tokens = int(meta["prompt_tokens"]) if "prompt_tokens" in meta else None
         (version, before), cached = _parse_versions(meta, len(ids)), int(meta.get("cached_tokens") or 0)
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -186,7 +190,7 @@ async def generate_without_banned(generate: GenerateFn, ids: Sequence[int], samp
     """Generates without banned ids. With greedy sampling there is nothing to sample again, so the server bans them."""
     if not sampling.banned_ids or not sampling.temperature:
         return await generate(ids, sampling)
-    kept, logprobs, versions, first = list[int](), list[float](), list[int](), Generation((), (), "abort")
+    kept, logprobs, versions, first = list[int](), list[float](), list[int](), Generation((), (), "length")
     for attempt in range(MAX_RESAMPLES):
         seed = None if sampling.seed is None else sampling.seed + attempt
         stop_ids = (*sampling.stop_ids, *sampling.banned_ids)
@@ -199,7 +203,7 @@ async def generate_without_banned(generate: GenerateFn, ids: Sequence[int], samp
         kept += part.ids[: len(part.ids) - is_banned]
         logprobs += part.logprobs[: len(part.ids) - is_banned]
         versions += part.versions[: len(part.ids) - is_banned]
-        if not is_banned or part.finish_reason == "abort":
+        if not is_banned:
             version, before = encode_version_runs(versions, part.version)
             return Generation(
                 tuple(kept),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import STDOUT
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -187,9 +186,7 @@ class ServerProcess:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with anyio.CancelScope(shield=True):  # every wait within is bounded
             await self._stop()
         if self._address is not None:

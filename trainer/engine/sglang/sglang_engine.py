@@ -19,12 +19,7 @@ from trainer.engine.sglang.generation import PendingTurn, check_request, require
 from trainer.engine.sglang.health import monitor_health, require_any
 from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, ServerTimeout, ServerUnavailable, SGLangClient, run_all
 from trainer.engine.sglang.publisher import Publisher
-from trainer.engine.sglang.replica import (
-    ABORT_TIMEOUT_S,
-    Replica,
-    release_memory,
-    wait_for_any,
-)
+from trainer.engine.sglang.replica import Replica, release_memory, wait_for_any
 from trainer.engine.sglang.request import PngEncoder
 from trainer.engine.sglang.routing import Routing, router_backends
 from trainer.engine.sglang.server_features import probe_with_restarts
@@ -65,20 +60,16 @@ class SGLangEngine:
         publishes_mid_turn: bool = False,
     ) -> None:
         self._releases_memory, self._publishes_mid_turn = releases_memory, publishes_mid_turn
-        self._mode = "in_place" if in_place else "retract"
         self._servers, self._stack = servers, AsyncExitStack()
-        self._publisher = Publisher(weight_sync, reference, self._mode, self._for_each_up)
+        self._publisher = Publisher(weight_sync, reference, "in_place" if in_place else "retract", self._for_each_up)
         self._published = self._publisher.published
         processor = reference.image_processor
         self._image_encoder = PngEncoder(processor.fit_image) if processor else PngEncoder()
         self.replicas: list[Replica] = []
         self.router: Replica | None = None
         """The sglang-router that all requests go through, if there is one."""
-        self.routing, self._lock, self._paused = Routing(), anyio.Lock(), False
+        self.routing, self._lock = Routing(), anyio.Lock()
         self._servers_lost = self._restarts = 0
-        self._unverified = False
-        """Weights were published while servers could not be asked about them."""
-        self._pending_turns: set[PendingTurn] = set()
         self._tasks: TaskGroup | None = None
 
     @property
@@ -163,30 +154,22 @@ class SGLangEngine:
         if sampling.max_tokens <= 0:
             return Generation((), (), "length", max(self.version, 0))
         turn = PendingTurn(key, self._published, on_ids, sampling.banned_ids)
-        self._pending_turns.add(turn)
-        try:
-            return await self._generate(turn, ids, sampling, group, await self._image_encoder.encode(images))
-        finally:
-            self._pending_turns.discard(turn)
-            turn.done.set()
+        return await self._generate(turn, ids, sampling, group, await self._image_encoder.encode(images))
 
     async def _generate(
         self, turn: PendingTurn, ids: Sequence[int], sampling: Sampling, group: str, images: Sequence[Image]
     ) -> Generation:
         prefix_group = group if turn.key and not self.routing.knows(turn.key) else ""
         for attempt in range(1, ATTEMPTS + 1):
-            with turn.abortable():
-                await self._wait_for_server()
-            if turn.aborted:
-                return turn.aborted_generation
+            await self._wait_for_server()
             replica = self._choose(turn.key, group)
             try:
                 return await turn.generate(replica, ids, sampling, images, prefix_group)
             except ServerUnavailable as error:
                 self._on_lost(replica, error)
-                if (attempt == ATTEMPTS or turn.is_seen) and not turn.aborted:
+                if attempt == ATTEMPTS or turn.is_seen:
                     raise replica.error or error from error
-        return turn.aborted_generation
+        raise AssertionError("unreachable")
 
     def _choose(self, key: str, group: str) -> Replica:
         up = [index for index, replica in enumerate(self._request_targets) if replica.up]
@@ -237,8 +220,6 @@ class SGLangEngine:
         async with self._lock:
             if self._published.weights:
                 await self._publisher.restore(replica)
-            if self._paused:
-                await replica.pause(self._mode)
             replica.up, replica.error = True, None
 
     async def _restore_router(self) -> None:
@@ -287,50 +268,22 @@ class SGLangEngine:
         if is_loaded and not isinstance(weights, Adapters):
             require_version_spans(self.replicas)
         await self._for_each_up(partial(Replica.require_own_weights, published=self.version))
-        adapter = await self._publisher.send(weights, version, self.replicas, self._paused)
+        adapter = await self._publisher.send(weights, version, self.replicas)
         await self._published.store(weights, version, adapter)
         self.routing.forget()
         for replica in {*self.replicas, *self._request_targets}:
             replica.reset_prefixes()
-        self._unverified = True
-        if not self._paused:
-            await self._verify()
+        await self._for_each_up(self._published.verify)
 
     @property
     def _replicas_up(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.up]
-
-    async def _verify(self) -> None:
-        """Checks version and logprobs of all servers that are up."""
-        await self._for_each_up(self._published.verify)
-        self._unverified = False
 
     async def release_memory(self) -> bool:
         if self._releases_memory:
             async with self._lock:
                 await self._for_each_up(release_memory)
         return self._releases_memory
-
-    async def pause(self) -> None:
-        async with self._lock:
-            self._paused = True
-            await self._for_each_up(partial(Replica.pause, mode=self._mode))
-
-    async def resume(self) -> None:
-        async with self._lock:
-            self._paused = False
-            await self._for_each_up(Replica.resume)
-            if self._unverified:
-                await self._verify()
-
-    async def abort(self, key: str = "") -> None:
-        turns = [turn for turn in self._pending_turns if not key or turn.key == key]
-        for turn in turns:
-            turn.abort()
-        await run_all(partial(replica.abort, key) for replica in self._request_targets)
-        with anyio.move_on_after(ABORT_TIMEOUT_S):
-            for turn in turns:
-                await turn.done.wait()
 
     async def _for_each_up(self, action: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
         async def guarded(replica: Replica) -> None:

@@ -68,7 +68,7 @@ class ContinuousBatch:
         deadline = monotonic() + (MAX_STREAMED_BURST_S if is_streamed else MAX_BURST_S)
         finished: list[SequenceState] = []
         while not finished and not self.is_idle and not self.interrupts and monotonic() < deadline:
-            self._detach(lambda sequence: sequence.is_abandoned)
+            self._detach_abandoned()
             self._admit()
             finished = self._step() if self.lanes else []
         return finished
@@ -82,19 +82,6 @@ class ContinuousBatch:
             self._kv_cache.clear()
         self._is_finite = False
         self._remove_all(self.waiting.appendleft)
-
-    @torch.inference_mode()
-    def remove(self, is_chosen: Callable[[SequenceState], bool]) -> list[SequenceState]:
-        """Removes sequences, running or waiting; their ids stay in the prefix cache, as a request may continue them."""
-        running = [sequence for sequence in self.sequences if is_chosen(sequence)]
-        for lane in self.lanes:
-            if any(is_chosen(sequence) for sequence in lane.sequences):
-                self._cache_prefix(lane, lane.cached_length)
-        self._detach(is_chosen)
-        waiting = [sequence for sequence in list(self.waiting) if is_chosen(sequence)]
-        for sequence in waiting:
-            self.waiting.remove(sequence)
-        return running + waiting
 
     def reset(self, handle: Callable[[SequenceState], None]) -> None:
         """Clears both caches after a failure, and hands over the running sequences, the last first."""
@@ -111,10 +98,10 @@ class ContinuousBatch:
         for sequence in reversed(sequences):
             handle(sequence)
 
-    def _detach(self, is_chosen: Callable[[SequenceState], bool]) -> None:
-        """Removes sequences from their lanes."""
+    def _detach_abandoned(self) -> None:
+        """Removes sequences that nobody waits for from their lanes."""
         for lane in list(self.lanes):
-            lane.sequences = [sequence for sequence in lane.sequences if not is_chosen(sequence)]
+            lane.sequences = [sequence for sequence in lane.sequences if not sequence.is_abandoned]
             if not lane.sequences:
                 self._free_lane(lane)
 

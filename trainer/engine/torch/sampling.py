@@ -48,8 +48,7 @@ def filter_probabilities(logprobs: Tensor, samplings: Sequence[Sampling]) -> Ten
     """Each row's probabilities, with zeros for banned and filtered ids; rows need not sum to 1.
 
     Every filter uses the distribution without banned ids, so their order does not matter: an id stays if it is among
-    the `top_k` likeliest, if likelier ids together have less than `top_p`, and if it is at least `min_p` times as
-    likely as the likeliest.
+    the `top_k` likeliest, and if likelier ids together have less than `top_p`.
     """
     probabilities = logprobs.exp()
     rows_by_ban: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -65,7 +64,7 @@ def filter_probabilities(logprobs: Tensor, samplings: Sequence[Sampling]) -> Ten
 
 
 def _has_filters(sampling: Sampling) -> bool:
-    return sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+    return sampling.top_p < 1 or sampling.top_k > 0
 
 
 def _apply_filters(probabilities: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -79,7 +78,6 @@ def _apply_filters(probabilities: Tensor, samplings: Sequence[Sampling]) -> Tens
     ranks = torch.arange(probabilities.shape[-1], device=probabilities.device)
     keep = ranks < column([sampling.top_k or probabilities.shape[-1] for sampling in samplings])
     keep &= before < column([sampling.top_p if sampling.top_p < 1 else 2.0 for sampling in samplings]) * total
-    keep &= mass >= column([sampling.min_p for sampling in samplings]) * mass[:, :1]
     keep[:, 0] = True
     return torch.zeros_like(probabilities).scatter(1, ids, ordered * keep)
 

@@ -60,7 +60,7 @@ class SequenceState:
         return Generation(
             tuple(self.ids[self.prompt_length :]),
             tuple(self.logprobs),
-            self.finish_reason or "abort",
+            self.finish_reason or "length",
             self.version,
             self.cached_tokens or 0,
             tuple(self.earlier_versions),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -68,7 +67,6 @@ class TorchEngine:
         self._thread = WorkerThread("engine")
         self._threads = 1 if deterministic or model.device.type != "cpu" else choose_threads(model)
         self._has_work = anyio.Event()
-        self._is_paused = False
         self._shares = holding == "shared" and not reason
         self._is_released = False
 
@@ -91,9 +89,7 @@ class TorchEngine:
         tasks.start_soon(self._run)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_open = False
         self._batch.interrupts += 1
         try:
@@ -159,19 +155,6 @@ class TorchEngine:
                 await self._thread.run(self._batch.free_caches)
         return self._shares
 
-    async def pause(self) -> None:
-        self._is_paused = True
-        async with self._between_steps():
-            pass
-
-    async def resume(self) -> None:
-        self._is_paused = False
-        self._has_work.set()
-
-    async def abort(self, key: str = "") -> None:
-        async with self._between_steps():
-            self._finish(await self._thread.run(lambda: self._batch.remove(lambda row: not key or row.key == key)))
-
     async def _prepare_images(self, ids: Sequence[int], images: Sequence[Image]) -> PreparedPrompt | None:
         processor = self._image_processor
         if processor is None or not (images or processor.family.image_id in ids):
@@ -207,7 +190,7 @@ class TorchEngine:
         while True:
             async with self._step_lock:
                 self._has_work = anyio.Event()
-                is_busy = not (self._is_paused or self._is_released or self._batch.is_idle)
+                is_busy = not (self._is_released or self._batch.is_idle)
                 if is_busy:
                     await self._run_steps()
             if not is_busy:
