@@ -19,7 +19,8 @@ from gateway.errors import GatewayError, SessionError, TooManySessions, unwrap_e
 from gateway.loop_watchdog import LoopWatchdog
 from gateway.server_start import ServerStart, StartingServer, describe_starting
 from gateway.session import RELEASE_TIMEOUT_S, GatewaySession, Observer, has_feedback
-from gateway.tool_table import EMPTY_TABLE, Source, ToolTable, build_table, is_stale
+from gateway.tool_table import EMPTY_TABLE, Source, ToolTable, build_table
+from gateway.toolset import Toolset
 from gateway.types import Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -80,6 +81,12 @@ class _RunningSource:
             self._stop.set()
 
 
+def _listeners(source: Source) -> list[Callable[[], None]] | None:
+    """What a source calls when its list of tools has changed; None if it says nothing."""
+    listeners = getattr(source.backend, "on_change", None)
+    return listeners if isinstance(listeners, list) else None
+
+
 class Gateway:
     """Tools from many sources. Enter it, then `open(task)` a session for each rollout."""
 
@@ -98,6 +105,10 @@ class Gateway:
         self.start = start or ServerStart()
         self._running: list[_RunningSource] = []
         self._table: ToolTable = EMPTY_TABLE
+        self._has_changed = True
+        """Whether a source said that its list of tools is another one."""
+        self._polled: list[tuple[Toolset, Sequence[ToolSpec]]] = []
+        """The sources that say no such thing, with their lists: each is the same object until it changes."""
         self._task_group: TaskGroup | None = None
         self._stack = AsyncExitStack()
         self.sessions: dict[str, GatewaySession] = {}
@@ -170,13 +181,15 @@ class Gateway:
 
     @property
     def table(self) -> ToolTable:
-        sources = self.sources
-        if is_stale(self._table, sources):
-            self._set_table(build_table(sources, self._table))
+        if self._has_changed or any(listing is not toolset.specs for toolset, listing in self._polled):
+            self._set_table(build_table(self.sources, self._table))
         return self._table
 
     def _set_table(self, table: ToolTable) -> None:
         """Stores a new table, and logs the clashes of names that the last one did not have."""
+        pairs = zip(self.sources, table.listings, strict=True)
+        self._polled = [(source.toolset, listing) for source, listing in pairs if _listeners(source) is None]
+        self._has_changed = False
         for name, text in table.clashes.items():
             if self._table.clashes.get(name) != text:
                 log.warning("the name of tool %s is taken: %s", name, text)
@@ -251,6 +264,7 @@ class Gateway:
     async def _open_source(self, session: GatewaySession, source: Source) -> None:
         inner = await session.stack.enter_async_context(source.toolset.open(session.task_for(source)))
         session.source_sessions[id(source)] = inner
+        session.add_own_tools(source, getattr(inner, "own_specs", ()))
         if has_feedback(inner):
             session.feedback_session = inner
 
@@ -299,11 +313,11 @@ class Gateway:
         if isinstance(backend, StartingServer):
             self.start.add(backend)
             self._tasks.start_soon(self.start.follow, backend)
-        listeners = getattr(backend, "on_change", None)
-        if isinstance(listeners, list):
+        if (listeners := _listeners(host.source)) is not None:
             listeners.append(self._notify_change)
 
     def _notify_change(self) -> None:
+        self._has_changed = True
         for listener in self.on_change:
             listener()
 

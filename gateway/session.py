@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from itertools import count
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 
 import anyio
 
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
 from gateway.errors import SessionError, Unavailable
 from gateway.limits import call_began
+from gateway.schema import checker_for
 from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
 from gateway.session_protocols import Reward as Reward
@@ -52,8 +53,7 @@ def has_feedback(session: Session) -> TypeGuard[FeedbackSession]:
     return hasattr(session, "feedback")
 
 
-@dataclass(frozen=True, slots=True)
-class RunningCall:
+class RunningCall(NamedTuple):
     """A call that has started and not ended."""
 
     name: str
@@ -61,8 +61,7 @@ class RunningCall:
     """`time.monotonic()` at its start."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedCall:
+class ObservedCall(NamedTuple):
     """A finished call, as observers receive it."""
 
     session_id: str
@@ -92,6 +91,8 @@ class GatewaySession:
         self.late_servers: Sequence[str] = ()
         """The servers that were still starting when this session opened, so that it lacks their tools."""
         self._tools = select_tools(task, table)
+        self.sources = [*dict.fromkeys(tool.source for tool in self._tools.values())]
+        """The sources that it uses, in the gateway's order."""
         self._observers, self._checks = observers, checks
         self.finished_calls = 0
         """Number of calls that have ended."""
@@ -130,11 +131,6 @@ class GatewaySession:
         return time.monotonic() - self._opened_at
 
     @property
-    def sources(self) -> list[Source]:
-        """The sources that this session uses, in the gateway's order."""
-        return list(dict.fromkeys(tool.source for tool in self._tools.values()))
-
-    @property
     def finish_s(self) -> float:
         """How long the sources may take for their last rewards, one after the other."""
         return sum(map(_finish_s, self.sources))
@@ -144,6 +140,11 @@ class GatewaySession:
         """The name of its interaction."""
         return self.task.feedback or (None if self.feedback_session is None else self.feedback_session.name)
 
+    def add_own_tools(self, source: Source, specs: Sequence[ToolSpec]) -> None:
+        """Offers tools that a source has for this session alone, in place of those with the same names."""
+        own = {spec.name: OfferedTool(spec, spec.name, source, checker_for(spec.parameters)) for spec in specs}
+        self._tools = {**self._tools, **own}
+
     def task_for(self, source: Source) -> Task:
         """The task with tools under the names that a source uses."""
         own_tools = {name: tool for name, tool in self._tools.items() if tool.source is source}
@@ -151,15 +152,20 @@ class GatewaySession:
         create = {own_tools[name].source_name: kwargs for name, kwargs in self.task.create.items() if name in own_tools}
         return replace(self.task, tools=tools, create=create)
 
-    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
-        """Runs one call. Never raises for what a tool did: every way to end is an outcome."""
+    async def call(
+        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+    ) -> ToolResult:
+        """Runs one call. Never raises for what a tool did: every way to end is an outcome.
+
+        `scope` is entered for it, so that the caller can cancel it.
+        """
         self._touch()
         began_at = time.monotonic()
         tool = self._tools.get(call.name)
         if tool is not None and tool.spec.audience == "loop" and context.audience != "loop":
             tool = None
         result = CANCELLED
-        with anyio.CancelScope() as scope:
+        with scope or anyio.CancelScope() as scope:
             self._scopes[scope] = RunningCall(call.name, began_at)
             token = call_began.set(began_at)
             try:
@@ -204,23 +210,26 @@ class GatewaySession:
             for observe in self._observers:
                 observe(observed)
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+    async def calls(
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+    ) -> list[ToolResult]:
         """Runs all calls of one message concurrently, those into a source that is `in_order` one after the other.
 
-        The results keep the order of the calls.
+        The results keep the order of the calls. `scope` is entered for them.
         """
         if len(calls) == 1:
-            return [await self.call(calls[0], context)]
+            return [await self.call(calls[0], context, scope)]
         results: list[ToolResult | None] = [None] * len(calls)
 
         async def call_each(indices: Sequence[int]) -> None:
             for index in indices:
                 results[index] = await self.call(calls[index], context)
 
-        async with anyio.create_task_group() as tasks:
-            for indices in self._split_by_order(calls):
-                tasks.start_soon(call_each, indices)
-        return [result for result in results if result is not None]
+        with scope or nullcontext():
+            async with anyio.create_task_group() as tasks:
+                for indices in self._split_by_order(calls):
+                    tasks.start_soon(call_each, indices)
+        return [result or CANCELLED for result in results]
 
     def _split_by_order(self, calls: Sequence[ToolCall]) -> list[list[int]]:
         """The calls by their index: together those that run one after the other."""
@@ -266,8 +275,10 @@ class GatewaySession:
         if self._finished is None:
             self._finished = {}
             for source in self.sources:
+                if not (rewards := await self._finish_source(source)):
+                    continue
                 names = {tool.source_name: name for name, tool in self._tools.items() if tool.source is source}
-                for inner, value in (await self._finish_source(source)).items():
+                for inner, value in rewards.items():
                     name = names.get(inner, inner)
                     if name.endswith(PLANTED):
                         self.rewards.append(Reward(name, value, "count"))

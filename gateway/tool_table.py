@@ -84,13 +84,6 @@ class ToolTable:
 EMPTY_TABLE = ToolTable({}, {})
 
 
-def is_stale(table: ToolTable, sources: Sequence[Source]) -> bool:
-    """Whether a source's tool list has changed; a source keeps the same list object until then."""
-    if len(table.listings) != len(sources):
-        return True
-    return any(listing is not source.toolset.specs for listing, source in zip(table.listings, sources, strict=True))
-
-
 def build_table(sources: Sequence[Source], before: ToolTable = EMPTY_TABLE, *, starting: bool = False) -> ToolTable:
     """Builds the table. Of two tools with one name, the source of the later one decides what happens (`on_clash`).
 

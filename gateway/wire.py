@@ -10,13 +10,13 @@ import binascii
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import to_json as encode_json
 
 from gateway.large_json import TEXT_ENCODER, is_large, write_json
 from gateway.policy_text import repeatable
@@ -97,20 +97,19 @@ class WireError(ValueError):
 
 
 def dumps(value: Json) -> bytes:
-    """Encodes JSON. Values of tools that JSON lacks become null (non-finite numbers) or text (objects)."""
-    return _encode_any(_ENCODER.encode, value).encode()
+    """Encodes JSON in ASCII. Values of tools that JSON lacks become null (non-finite numbers) or text (objects)."""
+    try:
+        return encode_json(value, ensure_ascii=True, inf_nan_mode="null")
+    except ValueError:  # an object, or half a character (`\\ud83d`), which only the standard library writes
+        return dumps_large(value)
 
 
 def dumps_large(value: Json) -> bytes:
     """The same for a value of any size, in a thread: holds the interpreter for no long time."""
-    return _encode_any(partial(write_json, _ENCODER), value).encode()
-
-
-def _encode_any(encode: Callable[[Any], str], value: Json) -> str:
     try:
-        return encode(value)
+        return write_json(_ENCODER, value).encode()
     except (TypeError, ValueError):
-        return encode(_nonfinite_to_null(to_plain(value)))
+        return write_json(_ENCODER, _nonfinite_to_null(to_plain(value))).encode()
 
 
 def _nonfinite_to_null(value: Json) -> Json:
@@ -122,15 +121,17 @@ def _nonfinite_to_null(value: Json) -> Json:
 
 
 _FIELDS = {
-    kind: attrgetter(*(field.name for field in fields(kind) if field.name != "parts"))
-    for kind in (ToolResult, Feedback)
+    ToolResult: attrgetter("structured", "metrics", "reason", "timing", "meta"),
+    Feedback: attrgetter("metadata", "reason"),
 }
+"""What may be large beside the parts."""
 
 
 def is_large_answer(answer: ToolResult | Feedback) -> bool:
     """Whether encoding a result or a feedback takes long."""
+    values = [value for value in _FIELDS[type(answer)](answer) if value]
     parts = [part.text if isinstance(part, Text) else (getattr(part, "text", None), part.data) for part in answer.parts]
-    return is_large(_FIELDS[type(answer)](answer)) or is_large(parts)
+    return is_large(values + parts)
 
 
 def part_to_json(part: Part) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def result_to_json(call: ToolCall, result: ToolResult) -> dict[str, Any]:
         "elapsed_s": result.elapsed_s,
         "attempts": result.attempts,
         "structured": result.structured,
-        "metrics": dict(result.metrics),
+        "metrics": to_plain(result.metrics),
         "reason": result.reason,
         "timing": dict(result.timing),
         "meta": dict(result.meta),

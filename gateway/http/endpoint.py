@@ -124,24 +124,35 @@ class DisconnectWatcher:
     async def run_until_disconnect(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
         """Awaits `work`; raises `ClientDisconnected` after cancelling it if the client disconnects first."""
         with anyio.CancelScope() as scope:
-            request = _WatchedRequest(receive, scope)
-            self._new.add(request)
-            self._has_new.set()
-            try:
-                return await work()
-            finally:
-                self._new.discard(request)
-                self._waiting.discard(request)
-                request.stop_watching()
+            return await self.cancel_on_disconnect(receive, scope, work)
         raise ClientDisconnected
+
+    async def cancel_on_disconnect(
+        self, receive: Receive, scope: anyio.CancelScope, work: Callable[[], Awaitable[T]]
+    ) -> T:
+        """The same for work that enters `scope` itself."""
+        request = _WatchedRequest(receive, scope)
+        self._new.add(request)
+        self._has_new.set()
+        try:
+            result = await work()
+        finally:
+            self._new.discard(request)
+            self._waiting.discard(request)
+            request.stop_watching()
+        if request.has_left:
+            raise ClientDisconnected
+        return result
 
 
 class _WatchedRequest:
-    __slots__ = ("_receive", "_watch_scope", "_work")
+    __slots__ = ("_receive", "_watch_scope", "_work", "has_left")
 
     def __init__(self, receive: Receive, work: anyio.CancelScope) -> None:
         self._receive, self._work = receive, work
         self._watch_scope: anyio.CancelScope | None = None
+        self.has_left = False
+        """Whether the client has disconnected."""
 
     def make_watch_scope(self) -> anyio.CancelScope:
         """The scope of `watch`, made before that task starts, so that the work may end in between."""
@@ -152,6 +163,7 @@ class _WatchedRequest:
         with scope:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
+            self.has_left = True
             self._work.cancel()
 
     def stop_watching(self) -> None:

@@ -7,13 +7,15 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
+from anyio import CancelScope
+
 from gateway.gateway import ReloadRefusal
 from gateway.loop_watchdog import LoopWatchdog
 from gateway.mcp_client.server_status import ServerLog, ServerStatus
 from gateway.server_start import ServerStart
 from gateway.session import AnySession, Observer, RunningCall
 from gateway.tool_table import Source, ToolTable
-from gateway.types import Task, ToolSpec
+from gateway.types import DEFAULT_CONTEXT, Context, Task, ToolCall, ToolResult, ToolSpec
 
 
 class ServedSession(AnySession, Protocol):
@@ -21,6 +23,12 @@ class ServedSession(AnySession, Protocol):
 
     @property
     def finish_s(self) -> float: ...
+
+    async def calls(
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: CancelScope | None = None
+    ) -> list[ToolResult]:
+        """`scope` is entered for the calls, so that the caller can cancel them."""
+        ...
 
     async def close(self, *, is_abandoned: bool = False) -> None: ...
 

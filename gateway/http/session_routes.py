@@ -178,9 +178,9 @@ async def call_tools(app: AppState, request: Request) -> ASGIApp:
     http_session.calls += len(calls)
     context = LOOP_CONTEXT if options.audience == "loop" else DEFAULT_CONTEXT
     try:
-        results = await app.disconnects.run_until_disconnect(
-            request.receive, partial(http_session.session.calls, http_session.without_forced_nulls(calls), context)
-        )
+        scope = anyio.CancelScope()
+        work = partial(http_session.session.calls, http_session.without_forced_nulls(calls), context, scope)
+        results = await app.disconnects.cancel_on_disconnect(request.receive, scope, work)
     except SessionError:
         raise session_not_found() from None  # it was closed in the meantime
     return await _calls_response(options, calls, results)

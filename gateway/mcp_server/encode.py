@@ -72,7 +72,7 @@ def _result_meta(result: ToolResult) -> dict[str, Any]:
         f"{META_PREFIX}reason": result.reason,
         f"{META_PREFIX}reward": result.reward,
         f"{META_PREFIX}done": result.done or None,
-        f"{META_PREFIX}metrics": _to_json(result.metrics) or None,
+        f"{META_PREFIX}metrics": _to_json(result.metrics) if result.metrics else None,
     }
     return {**upstream_meta(result.meta), **{key: value for key, value in fields.items() if value is not None}}
 

@@ -8,7 +8,6 @@ formed, goes to the SDK, whose refusals therefore hold for all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +28,7 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, SERVER_I
 from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.bounded_json import SMALL_LENGTH
@@ -101,8 +101,8 @@ class PlainCalls:
         if len(body) > SMALL_LENGTH:
             return None
         try:
-            request = json.loads(body)
-        except (ValueError, RecursionError):
+            request = from_json(body, allow_inf_nan=False)
+        except ValueError:
             return None
         match request:
             case {
@@ -122,7 +122,8 @@ class PlainCalls:
         capabilities = _read_capabilities(route.client_capabilities)
         if capabilities is None:
             return None
-        return PlainCall(id, route.protocol_version, ToolCall(str(id), name, json.dumps(arguments)), meta, capabilities)
+        call = ToolCall(str(id), name, dumps(arguments).decode())
+        return PlainCall(id, route.protocol_version, call, meta, capabilities)
 
     async def _run(self, plain: PlainCall) -> tuple[bytes, int]:
         """The JSON-RPC answer and its HTTP status."""

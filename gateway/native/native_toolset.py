@@ -32,6 +32,7 @@ from gateway.types import (
     Hints,
     Part,
     Task,
+    Text,
     ToolCall,
     ToolResult,
     ToolSpec,
@@ -185,6 +186,8 @@ class _NativeSession:
         return await self._to_result(await self._toolset.threads.run(tool.function, **kwargs))
 
     async def _to_result(self, value: Any, *, is_execute: bool = False) -> ToolResult:
+        if type(value) is str and not value.startswith("data:"):  # as most values are
+            return ToolResult((Text(value),))
         if needs_thread(value):
             return cast(ToolResult, await self._toolset.threads.run(to_tool_result, value, is_execute=is_execute))
         return to_tool_result(value, is_execute=is_execute)

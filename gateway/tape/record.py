@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -158,13 +158,18 @@ class RecordedSession:
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         return (await self.calls((call,), context))[0]
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+    async def calls(
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+    ) -> list[ToolResult]:
         kind = {"kind": "call", "audience": context.audience}
         lines: list[TapeLine] = [
             kind | {"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls
         ]
         keys = self._add_to_history([digest_call(call, context.audience) for call in calls])
-        return await self._record(lines, keys, lambda: self._inner.calls(calls, context), CANCELLED)
+        results = [CANCELLED] * len(calls)
+        with scope or nullcontext():
+            results = await self._record(lines, keys, lambda: self._inner.calls(calls, context), CANCELLED)
+        return results
 
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback:
         """Messages repeat all earlier turns, so only the new ones are written."""

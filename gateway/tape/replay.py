@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
 from gateway.errors import GatewayError, ReplayError, SessionError
 from gateway.gateway import Gateway
-from gateway.session import GatewaySession, Observer
+from gateway.session import CANCELLED, GatewaySession, Observer
 from gateway.tape.line_format import (
     FINISH_DIGEST,
     RequestHistory,
@@ -129,10 +129,7 @@ class ReplaySession(GatewaySession):
     def __init__(self, *args: Any, source: Source) -> None:
         super().__init__(*args)
         self._source = source
-
-    @property
-    def sources(self) -> list[Source]:
-        return [self._source]
+        self.sources = [source]
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -149,12 +146,18 @@ class ReplaySession(GatewaySession):
     async def hash_states(self) -> dict[str, str]:
         return dict(self._tape_session.states)
 
-    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
-        return (await self.calls((call,), context))[0]
+    async def call(
+        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: CancelScope | None = None
+    ) -> ToolResult:
+        return (await self.calls((call,), context, scope))[0]
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+    async def calls(
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: CancelScope | None = None
+    ) -> list[ToolResult]:
         self._touch()
-        results = await self._tape_session.calls(calls, context)
+        results = [CANCELLED] * len(calls)
+        with scope or nullcontext():
+            results = await self._tape_session.calls(calls, context)
         for call, result in zip(calls, results, strict=True):
             self._record_result(call, self._tools.get(call.name), result)
         return results

@@ -8,10 +8,10 @@ from itertools import count
 import pytest
 import torch
 
+from tests.metrics_page import describe_metric, is_repeated
 from tests.waiting import wait_until
 from trainer.train import machine_use
 from trainer.train.machine_use import MachineUse
-from trainer.view.metrics import describe_metric, is_repeated
 
 pytestmark = pytest.mark.anyio
 
