@@ -25,23 +25,20 @@ REWARD = "mtrl_plugins.harbor.harbor_rollout:harbor_reward"
 
 
 class HarborSettings(EnvironmentSettings):
-    """A folder of Harbor tasks, each a directory with `task.toml`, `instruction.md` and `tests`: the policy works in a
-    sandbox, and the tests give the reward."""
+    """A folder of Harbor tasks: the policy works in a sandbox, and the tests give the reward."""
 
     framework: ClassVar[str] = "harbor"
 
     python: None = None
     """Not used, and neither are `args`: the programs are those of the tasks' roots."""
     tools: tuple[SandboxTool, ...] = ("shell",)
-    """The policy's tools: `shell`, `files`, `python`."""
+    """The policy's tools."""
     sandbox: Annotated[
         SandboxSettings, BeforeValidator(lambda value: {**MOST, **value} if isinstance(value, Mapping) else value)
     ] = SandboxSettings.model_validate(MOST)
-    """What a task may have at most. `network`: the hosts of `network_mode = "public"`, among which an allowlist and MCP
-    servers must be; `root`: that of tasks whose image has none."""
+    """What a task may have at most. `network`: what is `public`; `root`: that of tasks whose image has none."""
     roots: dict[str, str] = {}
-    """The root of an image, or of a task with a Dockerfile, by its name. By default their names in lower case, with `-`
-    in place of what a root's name cannot have."""
+    """The root of an image, or of a task with a Dockerfile, by its name; by default it has that name, in lower case."""
     env: tuple[str, ...] = ()
     """Environment variables that `${NAME}` in the `env` and `headers` of task files may stand for."""
     held_out: Path | None = None
