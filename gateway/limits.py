@@ -273,5 +273,4 @@ def unavailable_result(reason: str) -> ToolResult:
 def _with_queue_time(result: ToolResult, queue_s: float, attempts: int) -> ToolResult:
     if attempts > 1:
         result = replace(result, attempts=attempts)
-    timing = {**result.timing, "queue": queue_s}
-    return result.timed(result.elapsed_s, timing) if queue_s > 0.0005 or result.timing else result
+    return replace(result, timing={**result.timing, "queue": queue_s}) if queue_s > 0.0005 or result.timing else result

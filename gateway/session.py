@@ -183,7 +183,7 @@ class GatewaySession:
             finally:
                 call_began.reset(token)
                 self._end_call(scope)
-                result = result.timed(time.monotonic() - began_at, result.timing)
+                result = replace(result, elapsed_s=time.monotonic() - began_at)
                 self._record_result(call, tool, result)
         return result
 

@@ -171,7 +171,7 @@ class McpSession:
             result = replace(result, parts=(*result.parts, _STATE_LOST), metrics={**result.metrics, "state_lost": 1})
         if (sandbox := connection.transport.sandbox) is not None:
             result = add_refusals(result, sandbox.take_refusals())
-        return result.timed(result.elapsed_s, timing)
+        return replace(result, timing=timing)
 
     async def _get_connection(self) -> Connection:
         connection = await (
