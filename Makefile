@@ -73,7 +73,7 @@ format: install  ## Format the code
 serve: install  ## Serve tool_configs/ and mcp_servers.json on http://127.0.0.1:8765
 	$(BIN)/mtrl-gateway serve
 
-peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers and environments that they start
+peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers/installed .harbor-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers and environments that they start
 
 .peers/installed: .venv/installed
 	rm -rf .peers
@@ -93,6 +93,12 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 .gym-peers/installed:  # Gymnasium, whose environments tests play in an interpreter of their own
 	$(PYTHON) -m venv .gym-peers
 	.gym-peers/bin/python -m pip install --quiet --disable-pip-version-check gymnasium==1.4.0
+	@touch $@
+
+.harbor-peers/installed:  # Harbor, whose verifier tests compare with: only what that imports, and it takes Python 3.12
+	PYENV_VERSION=3.12 python3.12 -m venv .harbor-peers
+	.harbor-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps harbor==0.26.0
+	.harbor-peers/bin/python -m pip install --quiet --disable-pip-version-check jinja2 packaging pathspec platformdirs pydantic python-dotenv pyyaml shortuuid tenacity toml 2> /dev/null
 	@touch $@
 
 .npm-peers/installed: | packages  # MCP servers from npm, which tests start, and axe, which looks for barriers in the web UIs
@@ -256,4 +262,4 @@ images:        ## Build the Docker images of the gateway and of training with CU
 	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
-	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .npm-peers .npm-servers .pip-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .harbor-peers .npm-peers .npm-servers .pip-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

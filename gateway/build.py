@@ -37,7 +37,7 @@ from gateway.native.function import FunctionPath, FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
 from gateway.native.sandboxed_toolset import SandboxedTool, SandboxedToolset, module_path
 from gateway.sandbox.choose_provider import choose_provider
-from gateway.sandbox.grade_settings import GradeSettings
+from gateway.sandbox.grade_settings import resolve_grade
 from gateway.sandbox.grader import Grader
 from gateway.sandbox.roots import find_root
 from gateway.sandbox.sandbox_paths import resolve_paths
@@ -283,25 +283,14 @@ def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: M
     inner = SandboxToolset(entry.sandbox_tools, settings, provider, entry.owner)
     inner.warm = entry.warm
     if entry.grade is not None:
-        inner.grader = Grader(_resolve_files(entry, entry.grade, folder), settings, provider)
+        grade = resolve_grade(entry.grade, folder, entry.file, f"{entry.field}.grade")
+        inner.grader = Grader(grade, settings, provider)
         inner.reward = f"{entry.prefix}{GRADE}"
     inner.states = SandboxStates(_prepared_states(entry, folder), services.reaper)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
     name = f"{entry.prefix}sandbox"
     return Source(_source_key("sandbox", entry), limited, inner, admit=None, sandbox_name=name)
-
-
-def _resolve_files(entry: SandboxToolsEntry, grade: GradeSettings, folder: Path) -> GradeSettings:
-    """The settings of a grade with whole paths; raises ConfigError for a file that is not there."""
-    files = {place: folder / path.expanduser() for place, path in grade.files.items()}
-    for path in files.values():
-        if not path.exists():
-            field = f"{entry.field}.grade.files"
-            raise ConfigError(
-                f"there is no {path}", file=entry.file, field=field, remedy="create it, or correct the path"
-            )
-    return grade.model_copy(update={"files": files})
 
 
 def _sandbox_settings(entry: SandboxToolsEntry | NativeEntry) -> SandboxSettings:

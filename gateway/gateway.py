@@ -264,6 +264,7 @@ class Gateway:
     async def _open_source(self, session: GatewaySession, source: Source) -> None:
         inner = await session.stack.enter_async_context(source.toolset.open(session.task_for(source)))
         session.source_sessions[id(source)] = inner
+        session.add_own_tools(source, getattr(inner, "own_specs", ()))
         if has_feedback(inner):
             session.feedback_session = inner
 

@@ -27,6 +27,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "cluster": ("render", "wait-for-servers", "--ray", "--ray-servers"),
     "demo": ("demo", "sight", "shelves"),
     "environments": ("environment", "env"),
+    "harbor": ("harbor",),
     "judge": ("judge",),
     "plan": ("plan",),
     "sandboxes": ("container", "remote", "sandboxes"),

@@ -15,6 +15,7 @@ import anyio
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
 from gateway.errors import SessionError, Unavailable
 from gateway.limits import call_began
+from gateway.schema import checker_for
 from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
 from gateway.session_protocols import Reward as Reward
@@ -138,6 +139,11 @@ class GatewaySession:
     def feedback_name(self) -> str | None:
         """The name of its interaction."""
         return self.task.feedback or (None if self.feedback_session is None else self.feedback_session.name)
+
+    def add_own_tools(self, source: Source, specs: Sequence[ToolSpec]) -> None:
+        """Offers tools that a source has for this session alone, in place of those with the same names."""
+        own = {spec.name: OfferedTool(spec, spec.name, source, checker_for(spec.parameters)) for spec in specs}
+        self._tools = {**self._tools, **own}
 
     def task_for(self, source: Source) -> Task:
         """The task with tools under the names that a source uses."""

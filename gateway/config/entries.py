@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 
 from gateway.config.base import FrozenModel, rule_error
 from gateway.config.models import Isolation, Limits, MediaLimits, OnClash
-from gateway.sandbox.grade_settings import GradeSettings
+from gateway.sandbox.grade_settings import GradeSettings, check_places
 from gateway.sandbox.sandbox_settings import SandboxSettings, check_is_local
 
 
@@ -174,11 +174,8 @@ class SandboxToolsEntry(Entry, Limits, Prepared):
 
     @model_validator(mode="after")
     def _check_grade(self) -> Self:
-        if self.grade is not None and not self.sandbox.writes_root:
-            for place in (*self.grade.files, *self.grade.artifacts, self.grade.reward):
-                if not place.startswith("/rollout/"):
-                    problem = f"`grade` cannot use {place}, since only `/rollout` of this sandbox can be written"
-                    raise rule_error(problem, "name places below `/rollout`, also for `reward`, or give it a `root`")
+        if self.grade is not None:
+            check_places(self.grade, self.sandbox)
         return self
 
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -82,7 +83,7 @@ class Server(uvicorn.Server):
         for listening in sockets or ():
             listening.setblocking(False)
             listening.listen(self.config.backlog)
-            self._connecting.start_soon(self._accept, listening)
+            self._connecting.start_soon(self._accept_until_shutdown, listening)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -94,30 +95,39 @@ class Server(uvicorn.Server):
         for listening in sockets or ():
             listening.close()
 
-    async def _accept(self, listening: socket.socket) -> None:
-        """Accepts all connections that wait. uvloop takes one between two turns of all others, so that with 512 busy
-        callers the last one waited for three seconds."""
+    async def _accept_until_shutdown(self, listening: socket.socket) -> None:
         with self._accepting:
-            while True:
-                await anyio.wait_readable(listening)
-                try:
-                    for _ in range(self.config.backlog):
-                        self._connecting.start_soon(self._connect, listening.accept()[0])
-                except BlockingIOError:
-                    continue
-                except OSError as error:  # too many open files, or the client is gone already
-                    log.warning("a connection was not accepted: %s", error)
-                    await anyio.sleep(ACCEPT_PAUSE_S)
+            await self.accept(listening, self.config)
 
-    async def _connect(self, connection: socket.socket) -> None:
+    async def accept(self, listening: socket.socket, config: uvicorn.Config, most: float = math.inf) -> None:
+        """Accepts all connections that wait, until it is cancelled; those above `most` are closed. uvloop takes one
+        between two turns of all others, so that with 512 busy callers the last one waited for three seconds."""
+        opened: list[socket.socket] = []
+        while True:
+            await anyio.wait_readable(listening)
+            try:
+                for _ in range(self.config.backlog):
+                    connection = listening.accept()[0]
+                    if most < math.inf:
+                        opened = [other for other in opened if other.fileno() >= 0] + [connection]
+                    if len(opened) > most:
+                        connection.close()
+                    else:
+                        self._connecting.start_soon(self._connect, connection, config)
+            except BlockingIOError:
+                continue
+            except OSError as error:  # too many open files, or the client is gone already
+                log.warning("a connection was not accepted: %s", error)
+                await anyio.sleep(ACCEPT_PAUSE_S)
+
+    async def _connect(self, connection: socket.socket, config: uvicorn.Config) -> None:
+        def make_protocol() -> Any:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
         with suppress(OSError):  # the client is gone already
-            await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, connection)
-
-    def _make_protocol(self) -> Any:
-        config = self.config
-        return config.http_protocol_class(  # type: ignore[call-arg]
-            config=config, server_state=self.server_state, app_state=self.lifespan.state
-        )
+            await asyncio.get_running_loop().connect_accepted_socket(make_protocol, connection)
 
 
 class _GatewayServer(Server):

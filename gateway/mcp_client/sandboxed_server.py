@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +14,9 @@ from gateway.mcp_client.rollout_folder import StartSettings
 from gateway.mcp_client.state_overlay import RolloutFolder
 from gateway.process.reaper import Reaper
 from gateway.sandbox.bubblewrap import Confined
-from gateway.sandbox.sandbox_layout import ROLLOUT, SYSTEM_FOLDERS
+from gateway.sandbox.program_paths import find_program_paths
+from gateway.sandbox.sandbox_layout import ROLLOUT
 from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
-
-LIBRARIES = ("lib/python*", "lib/node_modules")
-"""What the folder of an interpreter has beside its `bin`."""
 
 
 @asynccontextmanager
@@ -32,7 +30,7 @@ async def open_sandboxed(
     program = shutil.which(start.command[0], path=start.env.get("PATH")) or start.command[0]
     command = (program, *(_absolute_file(argument) for argument in start.command[1:]))
     writable = () if folder.path is None else (str(folder.path),)
-    readable = [*_program_paths(Path(program)), *filter(os.path.isfile, command[1:])]
+    readable = [*find_program_paths(Path(program)), *filter(os.path.isfile, command[1:])]
     if start.cwd is not None and not folder.has(start.cwd):
         readable.append(str(start.cwd))
     env = {name: value for name, value in start.env.items() if name != "PATH"}
@@ -48,14 +46,3 @@ def _absolute_file(argument: str) -> str:
     """An argument that names a file, by its whole path: inside, there is no working folder of the gateway."""
     path = Path.cwd() / argument
     return str(path) if argument and path.is_file() else argument
-
-
-def _program_paths(program: Path) -> Iterator[str]:
-    """The program, and the folders of an interpreter that it belongs to, before and after links are followed."""
-    for file in dict.fromkeys((program, program.resolve())):
-        if file.is_relative_to(SYSTEM_FOLDERS[0]):
-            continue
-        yield str(file)
-        prefix = file.parent.parent
-        if any(next(prefix.glob(pattern), None) for pattern in LIBRARIES):
-            yield from (str(path) for name in ("bin", "lib", "pyvenv.cfg") if (path := prefix / name).exists())

@@ -28,6 +28,7 @@ from gateway.sandbox.sandbox_layout import (
     ROLLOUT,
     SYSTEM_FOLDERS,
     SandboxLayout,
+    inside_socket,
     make_layout,
 )
 from gateway.sandbox.sandbox_settings import SandboxSettings
@@ -64,11 +65,11 @@ number of bubblewrap's child, its options, the list of mounts, the filter of sys
 copied."""
 ENTER = """
 mount -a -T /dev/fd/8 || exit 125
-ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit -v "$5" || exit 125
+ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit "$5" "$6" || exit 125
 ulimit -u "$4" 2> /dev/null || ulimit -p "$4" || exit 125  # bash, dash
-cd "$6" || exit 125
-export LANG="$7"
-shift 7
+cd "$7" || exit 125
+export LANG="$8"
+shift 8
 echo >&5
 exec "$@" 5>&- 8<&-
 """
@@ -94,10 +95,12 @@ class Confined:
     """The folder of its control group."""
     limits_memory_by_process: bool = False
     """Whether each process has the limit on memory too, so that Python raises a MemoryError. Always without a group."""
+    reserves_memory: bool = False
+    """Whether that limit is on the memory that a process may write alone: Node.js reserves 10 GB to begin with."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files outside that can be read, by their path inside."""
-    proxy_socket: str = ""
-    """The socket file of the proxy for its list of hosts."""
+    sockets: Mapping[int, str] = field(default_factory=dict)
+    """Socket files outside, by the ports of its loopback interface whose listening sockets are handed over there."""
     state: str = ""
     """The prepared folder or archive that the working folder begins as."""
     root: str = ""
@@ -166,7 +169,7 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
 
 def _enter(confined: Confined, language: str) -> tuple[str, ...]:
     """What runs inside before the command."""
-    listen = (*LISTENER_COMMAND, host_proxy.INSIDE, str(host_proxy.PORT)) if confined.proxy_socket else ()
+    listen = (*LISTENER_COMMAND, *_listeners(confined)) if confined.sockets else ()
     enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, language)
     return (*enter, *listen, *_drop_rights(confined), *give_back(confined.settings.env, confined.env or {}))
 
@@ -174,19 +177,26 @@ def _enter(confined: Confined, language: str) -> tuple[str, ...]:
 def _enter_root(confined: Confined) -> tuple[str, ...]:
     """What runs before the command in a root, of which it uses nothing."""
     settings, python = confined.settings, (*LOADED_PYTHON, "-I", "-S", "-B")
-    listen = (*python, script(proxy_listener), host_proxy.INSIDE, str(host_proxy.PORT)) if confined.proxy_socket else ()
+    listen = (*python, script(proxy_listener), *_listeners(confined)) if confined.sockets else ()
     limits = {
         "RLIMIT_CORE": 0, "RLIMIT_CPU": settings.cpu_s, "RLIMIT_FSIZE": settings.disk_mb * 2**20,
         "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_NPROC": settings.processes + OWN_PROCESSES,
     }  # fmt: skip
     if confined.limits_memory_by_process:
-        limits["RLIMIT_AS"] = settings.memory_mb * 2**20
+        limits["RLIMIT_DATA" if confined.reserves_memory else "RLIMIT_AS"] = settings.memory_mb * 2**20
     values = {
         "limits": limits, "user": confined.user, "workdir": settings.workdir or ROLLOUT,
         "shared": f"mode=1777,size={settings.disk_mb}m,nr_inodes={settings.files}",
         "held": held_names(settings.env, confined.env or {}),
     }  # fmt: skip
     return (*listen, *python, script(root_entry), json.dumps(values))
+
+
+def _listeners(confined: Confined) -> Iterator[str]:
+    """The arguments of `proxy_listener.py` before the command."""
+    for port in confined.sockets:
+        yield from (inside_socket(port), str(port))
+    yield "--"
 
 
 def find_copy_reason(state: Path) -> str:
@@ -227,7 +237,7 @@ def _mount_layers(confined: Confined) -> tuple[str, ...]:
     settings, kept, layout = confined.settings, confined.kept, _layout(confined)
     if kept is None:
         raise ValueError("nothing keeps the files of this box")
-    paths = (*layout.readable, *layout.writable, *filter(None, (confined.proxy_socket and host_proxy.INSIDE,)))
+    paths = (*layout.readable, *layout.writable, *map(inside_socket, confined.sockets))
     points = [f"{path}/" if os.path.isdir(path) else path for path in paths]
     values = {
         "place": kept.place, "lower": confined.root or confined.state, "is_root": bool(confined.root),
@@ -249,6 +259,7 @@ def _limits(confined: Confined) -> Iterator[str]:
     settings = confined.settings
     yield from (str(settings.cpu_s), str(settings.disk_mb * 2**20 // FILE_BLOCK_BYTES), str(OPEN_FILES))
     yield str(settings.processes + OWN_PROCESSES)
+    yield "-d" if confined.reserves_memory else "-v"
     yield str(settings.memory_mb * 1024) if confined.limits_memory_by_process else "unlimited"
 
 
@@ -278,7 +289,7 @@ def _options(confined: Confined, environment: Mapping[str, str]) -> Iterator[str
 
 
 def _environment(confined: Confined) -> dict[str, str]:
-    proxied, ours = host_proxy.ENVIRONMENT if confined.proxy_socket else {}, confined.env or {}
+    proxied, ours = host_proxy.ENVIRONMENT if confined.settings.hosts else {}, confined.env or {}
     return {**ENVIRONMENT, **proxied, **ours, **hold_back(confined.settings.env, ours)}
 
 
@@ -291,8 +302,9 @@ def _layout(confined: Confined) -> SandboxLayout:
             tuple(map(str, settings.readable)),
             (*confined.writable, *map(str, settings.writable)),
         )
-    needs_hosts = (*python_folders(), LISTENER_COMMAND[-1], CERTIFICATES) if confined.proxy_socket else ()
-    needed = tuple(path for path in (*needs_hosts, *confined.readable) if os.path.exists(path))
+    listens = (*python_folders(), LISTENER_COMMAND[-1]) if confined.sockets else ()
+    certificates = (CERTIFICATES,) if confined.settings.hosts else ()
+    needed = tuple(path for path in (*listens, *certificates, *confined.readable) if os.path.exists(path))
     named = tuple(map(str, confined.settings.readable))  # One of these that is missing is an error of bubblewrap.
     return make_layout(_system_paths(), needed, named, (*confined.writable, *map(str, confined.settings.writable)))
 
@@ -317,10 +329,10 @@ def _mounts(confined: Confined) -> Iterator[str]:
         for folder in layout.shared_memory_folders:
             yield from ("--perms", "1777", "--size", str(confined.settings.disk_mb * 2**20), "--tmpfs", folder)
         yield from _system_files(layout)
-    proxy = {host_proxy.INSIDE: confined.proxy_socket} if confined.proxy_socket else {}
+    sockets = {inside_socket(port): file for port, file in confined.sockets.items()}
     ours = interpreter_files() if confined.root else {}
     named = dict(zip(layout.readable, layout.readable, strict=True))
-    for inside, path in {**named, **ours, **confined.files, **proxy}.items():
+    for inside, path in {**named, **ours, **confined.files, **sockets}.items():
         yield from ("--ro-bind", path, inside)
     yield from ("--remount-ro", "/dev")
     for path in layout.writable:

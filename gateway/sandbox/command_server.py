@@ -34,12 +34,15 @@ Reply = dict[str, Any]
 
 
 class Output:
-    """What a command prints, up to a limit."""
+    """What a command prints, up to a limit, or the end of it."""
 
-    def __init__(self, most: int) -> None:
-        self.data, self.most, self.is_over = bytearray(), most, False
+    def __init__(self, most: int, keeps_end: bool = False) -> None:
+        self.data, self.most, self.is_over, self.keeps_end = bytearray(), most, False, keeps_end
 
     def add(self, chunk: bytes) -> None:
+        if self.keeps_end:
+            self.data = (self.data + chunk)[-self.most :]
+            return
         room = self.most - len(self.data)
         self.data += chunk[:room]
         self.is_over = self.is_over or len(chunk) > room
@@ -135,8 +138,10 @@ class Server:
     def run(self, request: dict[str, Any]) -> Reply:
         """Runs a command to its end, or to a limit."""
         before = set(running())
-        process = start(request["command"], stdin=PIPE, stderr=PIPE, env={**os.environ, **request["env"]})
-        streams = {stream: Output(request["output_bytes"]) for stream in (process.stdout, process.stderr)}
+        errors, keeps_end = (STDOUT, True) if request.get("keeps_end") else (PIPE, False)
+        process = start(request["command"], stdin=PIPE, stderr=errors, env={**os.environ, **request["env"]})
+        outputs = filter(None, (process.stdout, process.stderr))
+        streams = {stream: Output(request["output_bytes"], keeps_end) for stream in outputs}
         deadline = time.monotonic() + request["timeout_s"]
         reason = communicate(process, streams, base64.b64decode(request["stdin"]), deadline)
         if reason:
@@ -145,7 +150,7 @@ class Server:
         for stream in (process.stdin, *streams):
             with suppress(BrokenPipeError):
                 stream.close()
-        out, err = (output.text for output in streams.values())
+        out, err = [*(output.text for output in streams.values()), ""][:2]
         return {"stdout": out, "stderr": err, "status": process.returncode, "stopped": reason}
 
     def python(self, request: dict[str, Any]) -> Reply:

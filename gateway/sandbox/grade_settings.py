@@ -8,8 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel, rule_error
+from gateway.errors import ConfigError
 from gateway.sandbox.grade_files import KERNEL_FOLDERS
-from gateway.sandbox.sandbox_settings import check_environment
+from gateway.sandbox.sandbox_settings import SandboxSettings, check_environment
 
 
 def _check_place(value: str) -> str:
@@ -23,6 +24,24 @@ def _check_place(value: str) -> str:
 
 
 Place = Annotated[str, AfterValidator(_check_place)]
+
+
+def check_places(grade: GradeSettings, sandbox: SandboxSettings) -> None:
+    """Raises for places that cannot be written in a sandbox."""
+    for place in (*grade.files, *grade.artifacts, grade.reward) if not sandbox.writes_root else ():
+        if not place.startswith("/rollout/"):
+            problem = f"`grade` cannot use {place}, since only `/rollout` of this sandbox can be written"
+            raise rule_error(problem, "name places below `/rollout`, also for `reward`, or give it a `root`")
+
+
+def resolve_grade(grade: GradeSettings, folder: Path, file: object, field: str) -> GradeSettings:
+    """The settings with whole paths; raises ConfigError for a file that is not there."""
+    files = {place: folder / path.expanduser() for place, path in grade.files.items()}
+    for path in files.values():
+        if not path.exists():
+            remedy = "create it, or correct the path"
+            raise ConfigError(f"there is no {path}", file=file, field=f"{field}.files", remedy=remedy)
+    return grade.model_copy(update={"files": files})
 
 
 class GradeSettings(FrozenModel):

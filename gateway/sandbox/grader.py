@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,19 @@ class NoGrade(Exception):
 class Grader:
     """Grades the sandboxes of one entry."""
 
-    def __init__(self, grade: GradeSettings, settings: SandboxSettings, provider: SandboxProvider) -> None:
+    def __init__(
+        self,
+        grade: GradeSettings,
+        settings: SandboxSettings,
+        provider: SandboxProvider,
+        own: SandboxSettings | None = None,
+    ) -> None:
+        """`settings` are those of the policy's sandbox; the grader's has its `own`, if they are others."""
         self.grade_settings, self._provider = grade, provider
+        own = settings if own is None else own
         room = {"disk_mb": settings.disk_mb + 4 * grade.artifact_mb, "files": settings.files + grade.artifact_files}
         """Besides what the policy may have, so that a disk that it filled is none that fails the command."""
-        self._grading = settings.model_copy(update={**room, "env": {**settings.env, **grade.env}})
+        self._grading = own.model_copy(update={**room, "env": {**own.env, **grade.env}})
         self._collecting = settings.model_copy(update={**room, "network": "none"})
 
     @property
@@ -125,21 +133,15 @@ class Grader:
     async def _place(self, box: Sandbox, packed: bytes | None) -> dict[str, Any]:
         """Puts the artifacts in, and then, over all that is there, what the command needs."""
         settings = self.grade_settings
-        files = await to_thread.run_sync(pack_folders, settings.files)
+        artifacts = () if packed is None else settings.artifacts
         try:
             if packed is not None:
                 await box.put(ARTIFACTS, packed)
-            await box.put(FILES, files)
         except (OSError, SandboxEnded) as error:
-            raise Unavailable(f"the files of the grade cannot be put in: {error}") from error
-        has_artifacts = packed is not None
-        given = {
-            "reward": settings.reward,
-            "remove": [*(settings.artifacts if has_artifacts else ()), *settings.files],
-            "unpack": [*([(ARTIFACTS, settings.artifacts)] if has_artifacts else ()), (FILES, None)],
-        }
+            raise Unavailable(f"the artifacts cannot be put in: {error}") from error
+        unpack = () if packed is None else [(ARTIFACTS, artifacts)]
         try:
-            return await _run_script(box, given)
+            return await place_files(box, settings.files, settings.reward, (*artifacts, *settings.files), unpack)
         except NoGrade as error:
             if settings.mode == "same":
                 raise
@@ -167,6 +169,24 @@ class Grader:
                 raise NoGrade(f"invalid reward: {name} is no text") from error
             return parse_reward(name, text)
         return {}
+
+
+async def place_files(
+    box: Sandbox,
+    files: Mapping[str, Path],
+    emptied: str,
+    remove: Sequence[str] = (),
+    unpack: Sequence[tuple[str, Sequence[str]]] = (),
+) -> dict[str, Any]:
+    """Puts files and folders of this machine into a box, over what is there; raises Unavailable, or NoGrade where what
+    is there keeps them out."""
+    packed = await to_thread.run_sync(pack_folders, files)
+    try:
+        await box.put(FILES, packed)
+    except (OSError, SandboxEnded) as error:
+        raise Unavailable(f"files cannot be put into a sandbox: {error}") from error
+    given = {"reward": emptied, "remove": [*remove], "unpack": [*unpack, (FILES, None)]}
+    return await _run_script(box, given)
 
 
 async def _run_script(box: Sandbox, given: Mapping[str, Any]) -> dict[str, Any]:

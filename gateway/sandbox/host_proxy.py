@@ -22,10 +22,11 @@ from anyio.abc import SocketListener, SocketStream
 from gateway.sandbox.host_rules import HostRules, parse_address
 from gateway.sandbox.outside_waits import OutsideWaits
 from gateway.sandbox.proxy_request import BadRequest, ProxyRequest, parse_request
-from gateway.sandbox.sandbox_layout import PROXY_SOCKET
+from gateway.sandbox.sandbox_layout import inside_socket
+from gateway.sandbox.socket_handover import SocketHandover
 
-INSIDE, PORT = PROXY_SOCKET, 3128
-"""Inside the sandbox: the socket file, and the port."""
+PORT = 3128
+INSIDE = inside_socket(PORT)
 ADDRESS = f"http://127.0.0.1:{PORT}"
 ENVIRONMENT = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), ADDRESS)
 MAX_HEAD_BYTES, CHUNK_BYTES = 16_384, 65_536
@@ -54,10 +55,7 @@ class HostProxy:
         """Its waits for hosts to be reached. What happens on a connection is the doing of what runs in the sandbox."""
         self._refusals: list[str] = []
         self._lock = Lock()
-        self._handover = socket.socket(socket.AF_UNIX)
-        self._handover.bind(str(socket_file))
-        self._handover.listen(1)
-        self._handover.setblocking(False)
+        self._handover = SocketHandover(socket_file)
 
     def take_refusals(self) -> tuple[str, ...]:
         """What was refused since the last time."""
@@ -73,22 +71,9 @@ class HostProxy:
         """Takes the sandbox's listening socket, once, and serves it."""
         with suppress(TimeoutError, OSError):
             with anyio.fail_after(START_S):
-                listening = await self._receive_socket()
+                listening = await self._handover.receive()
             async with await SocketListener.from_socket(listening) as listener:
                 await listener.serve(self._handle)
-
-    async def _receive_socket(self) -> socket.socket:
-        await anyio.wait_readable(self._handover)
-        with self._handover.accept()[0] as sandbox:
-            anyio.notify_closing(self._handover)
-            self._handover.close()  # Whatever runs inside later finds nobody here.
-            sandbox.setblocking(False)
-            await anyio.wait_readable(sandbox)
-            _, descriptors, _, _ = socket.recv_fds(sandbox, 1, 1)
-            received = socket.socket(fileno=descriptors[0])
-            received.setblocking(False)
-            sandbox.send(b"1")
-        return received
 
     async def _handle(self, client: SocketStream) -> None:
         async with client:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from anyio import to_thread
@@ -35,6 +36,7 @@ from gateway.sandbox.large_messages import (
 from gateway.sandbox.roots import find_root
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandboxed_command import open_command
+from gateway.types import EMPTY
 
 FILE_S = 30.0
 """Deadline of reading or writing a file."""
@@ -160,6 +162,8 @@ class BubblewrapProvider:
         *,
         keeps_files: bool = False,
         files_of: FrozenFiles | None = None,
+        readable: Sequence[str] = (),
+        sockets: Mapping[int, str] = MappingProxyType({}),
     ) -> LocalSandbox:
         root = ""
         env: dict[str, str] = {}
@@ -169,16 +173,18 @@ class BubblewrapProvider:
         if root or keeps_files or earlier:
             kept = KeptFiles(earlier)
         try:
-            readable = () if root else (*python_folders(), *SCRIPTS)
+            needed = () if root else (*python_folders(), *SCRIPTS)
             words = root_interpreter.SERVER_COMMAND if root else SERVER_COMMAND
             confined = Confined(
                 words,
                 settings,
-                readable,
+                (*needed, *readable),
                 env=ENVIRONMENT,
                 state=str(state or ""),
                 root=root,
                 kept=kept,
+                sockets=sockets,
+                reserves_memory=bool(sockets),
                 is_first_process=True,
             )
             process = await ConfinedProcess.start(open_command(confined, self._reaper), self._reaper)
@@ -246,11 +252,20 @@ class LocalSandbox:
     def python(self) -> Sequence[str]:
         return self._interpreter[: self._interpreter.index("-B")]
 
-    async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
+    async def run(
+        self,
+        command: Sequence[str],
+        stdin: bytes,
+        timeout_s: float,
+        *,
+        env: Mapping[str, str] = EMPTY,
+        keeps_end: bool = False,
+    ) -> Completed:
+        """Runs a command. With `keeps_end` errors are part of its output, whose end is kept, whatever it prints."""
         is_own = [*command[: len(self.python) + 1]] == [*self.python, "-I"]
-        env = {"LC_ALL": "C"} if is_own else {}  # Scripts of ours read no locale, which may be the policy's.
+        env = {"LC_ALL": "C"} if is_own else dict(env)  # Scripts of ours read no locale, which may be the policy's.
         request = {"do": "run", "command": list(command), "stdin": await encode_base64(stdin), "env": env}
-        reply = await self._ask(request | self._limits(timeout_s), timeout_s)
+        reply = await self._ask(request | {"keeps_end": keeps_end} | self._limits(timeout_s), timeout_s)
         if "error" in reply:
             raise OSError(str(reply["error"]))
         status = reply.get("status")

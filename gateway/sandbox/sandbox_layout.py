@@ -18,9 +18,14 @@ CERTIFICATES = "/etc/ssl/certs"
 ROLLOUT = "/rollout"
 """The working folder inside, in memory: it is gone with the sandbox."""
 PROXY_SOCKET = "/run/mtrl-proxy"
-"""The socket file of the proxy for a list of hosts, inside."""
+"""How the socket files are called, inside, by which listening sockets are handed over."""
 MEMORY_FOLDERS = (ROLLOUT, "/tmp", "/dev/shm")  # noqa: S108 - inside
 STATE_PLACES = ("/mnt", "/media", "/srv", "/opt", "/home")
+
+
+def inside_socket(port: int) -> str:
+    """The socket file, inside, by which the socket that listens on a port is handed over."""
+    return f"{PROXY_SOCKET}-{port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ NAME_OF_ROOT = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 Network = Literal["none", "loopback"] | tuple[str, ...]
 
 
-def _check_network(value: Network) -> Network:
+def check_network(value: Network) -> Network:
+    """Raises for entries that name no host."""
     for entry in value if isinstance(value, tuple) else ():
         try:
             parse_rule(entry)
@@ -63,7 +64,7 @@ class SandboxSettings(ProviderSections):
     written; what is written is in memory, and the sandbox's alone."""
     workdir: Annotated[str, Field(pattern="^(/.*)?$")] = ""
     """The folder in which tools of a sandbox with a `root` work; by default that of its image, or `/rollout`."""
-    network: Annotated[Network, AfterValidator(_check_network)] = "none"
+    network: Annotated[Network, AfterValidator(check_network)] = "none"
     """`none`: no Internet sockets; `loopback`: a loopback interface of its own, which reaches nothing outside; a list
     of hosts, such as `[pypi.org, "*.pythonhosted.org", "10.0.0.5:8080"]`: these alone, through a proxy of the gateway.
     Ports are 80 and 443 where none is named; addresses that are not of the Internet must be in the list themselves."""

@@ -34,9 +34,9 @@ ARCHIVE = "/tmp/.state.tar"  # noqa: S108 - inside
 PREFIX = "mtrl-rollout-"
 PYTHON_OPTIONS = ("-I", "-S", "-c")
 UNPACK = f"""
-import os, tarfile
+import os, sys, tarfile
 tarfile.TarFile.extraction_filter = staticmethod(lambda member, path: member)  # The state is the operator's own.
-tarfile.open({ARCHIVE!r}).extractall('/rollout')
+tarfile.open({ARCHIVE!r}).extractall(sys.argv[1])
 os.remove({ARCHIVE!r})
 """
 PACK = Path(state_archive.__file__).read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ class SandboxStates:
     async def put(self, sandbox: Sandbox, state: Path) -> None:
         """Puts a state into a new sandbox; raises Unavailable."""
         try:
-            await unpack_files(sandbox, await to_thread.run_sync(_pack, state))
+            await unpack_files(sandbox, await to_thread.run_sync(pack_state, state))
         except (StateError, OSError, SandboxEnded, SandboxKilled) as error:
             raise Unavailable(f"the `state` cannot be put into the sandbox: {error}") from error
 
@@ -99,15 +99,15 @@ async def pack_files(sandbox: Sandbox, max_bytes: int = MAX_BYTES) -> bytes:
     return await sandbox.get(ARCHIVE, max_bytes)
 
 
-async def unpack_files(sandbox: Sandbox, packed: bytes) -> None:
-    """Puts an archive into `/rollout`; raises OSError, SandboxEnded and SandboxKilled."""
+async def unpack_files(sandbox: Sandbox, packed: bytes, folder: str = ROLLOUT) -> None:
+    """Puts an archive into a folder; raises OSError, SandboxEnded and SandboxKilled."""
     await sandbox.put(ARCHIVE, packed)
-    done = await sandbox.run((*sandbox.python, *PYTHON_OPTIONS, UNPACK), b"", PACK_S)
+    done = await sandbox.run((*sandbox.python, *PYTHON_OPTIONS, UNPACK, folder), b"", PACK_S)
     if done.stopped or done.status:
         raise OSError(f"it cannot be unpacked: {done.stopped or done.stderr.strip()[-200:]}")
 
 
-def _pack(state: Path) -> bytes:
+def pack_state(state: Path) -> bytes:
     """A folder or a zip as an archive; other archives as they are, since the sandbox reads them."""
     packed = io.BytesIO()
     if state.is_dir():

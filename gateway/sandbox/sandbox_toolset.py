@@ -25,7 +25,7 @@ from gateway.sandbox.confined_process import (
     answer_time_s,
     excuse_late_start,
 )
-from gateway.sandbox.grader import Grader
+from gateway.sandbox.grader import Grade, Grader
 from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.provider import Completed, FrozenFiles, Sandbox, SandboxProvider, opened
 from gateway.sandbox.roots import find_workdir
@@ -123,8 +123,10 @@ class SandboxToolset:
         self.spares = None
         await self._stack.aclose()
 
-    async def take(self, state: str) -> Sandbox:
-        """A sandbox for a rollout that begins from a state, or without a name from the default."""
+    async def take(self, state: str, left: FrozenFiles | None = None) -> Sandbox:
+        """A sandbox for a rollout that begins from a state, without a name from the default; or goes on from files."""
+        if left is not None:
+            return await self.provider.start(self.settings, keeps_files=True, files_of=left)
         spare = await self.spares.take() if self.spares is not None and not state else None
         return spare or await self.start(state)
 
@@ -154,7 +156,7 @@ class SandboxToolset:
     async def open(self, task: Task) -> AsyncIterator[Session]:
         if self.states is not None:
             self.states.prepared.check(task, self.specs[0].owner)
-        session = _SandboxSession(self, task.state)
+        session = SandboxSession(self, task.state)
         try:
             yield session
         finally:
@@ -174,14 +176,16 @@ async def _stopped_on_error(sandbox: Sandbox) -> AsyncIterator[None]:
         raise
 
 
-class _SandboxSession:
+class SandboxSession:
+    """One rollout's sandbox."""
+
     __slots__ = ("_ended", "_left", "_lock", "_sandbox", "_state", "_toolset")
 
     def __init__(self, toolset: SandboxToolset, state: str) -> None:
         self._toolset, self._state = toolset, state
         self._sandbox: Sandbox | None = None
-        self._left: FrozenFiles | None = None
-        """What the last sandbox left, once it is graded."""
+        self._left: list[FrozenFiles] = []
+        """What its sandboxes left, each time that it was graded."""
         self._ended = ""
         """Why it left nothing, if it was ended."""
         self._lock = anyio.Lock()
@@ -195,7 +199,7 @@ class _SandboxSession:
             return unknown_tool_result(call.name, self.specs)
         arguments, started_at = parse_arguments(call.arguments), time.monotonic()
         try:
-            sandbox = await self._started()
+            sandbox = await self.get_sandbox()
             started_at = time.monotonic()
             with anyio.move_on_after(answer_time_s()):
                 result = await _ask(sandbox, call.name, arguments)
@@ -215,50 +219,55 @@ class _SandboxSession:
         except (OSError, FileProblem) as error:
             return ToolResult((Text(f"Error: {error}"),), Outcome.ERROR, reason=str(error))
 
-    async def _started(self) -> Sandbox:
-        """The rollout's sandbox; a new one if the last has ended."""
+    async def get_sandbox(self) -> Sandbox:
+        """The rollout's sandbox; a new one if the last has ended. Raises Unavailable."""
         async with self._lock:
             if self._sandbox is None or not self._sandbox.alive:
                 sandbox, self._sandbox = self._sandbox, None
                 if sandbox is not None:
                     await sandbox.stop()
-                self._sandbox = await self._toolset.take(self._state)
+                self._sandbox = await self._toolset.take(self._state, self._left[-1] if self._left else None)
             return self._sandbox
 
     async def finish(self) -> Mapping[str, float]:
         """The grader's reward, and no other: what scores is not within reach of what is scored. Raises Unavailable."""
-        if self._toolset.grader is None:
+        grader, name = self._toolset.grader, self._toolset.reward
+        if grader is None:
             return EMPTY
+        grade = await self.grade(grader)
+        return {name: grade.reward, f"{name}{PLANTED}": float(grade.is_planted)}
+
+    async def grade(self, grader: Grader) -> Grade:
+        """Ends its processes, and grades the files that they left, with which a later call goes on."""
         sandbox, self._sandbox = self._sandbox, None
         try:
             if sandbox is not None:
-                self._left = await sandbox.freeze()
+                self._left.append(await sandbox.freeze())
         except SandboxEnded as error:
             log.warning("nothing is left to grade: %s", error)
             self._ended = str(error)
             statistics.count_grade("ended")
-            return {self._toolset.reward: 0.0}
+            return Grade(0.0, {}, f"ended: {error}")
         except SandboxKilled as error:
             raise Unavailable(f"nothing is left to grade: {error}") from error
-        grade = await self._toolset.grader.grade(self._left)
-        return {self._toolset.reward: grade.reward, f"{self._toolset.reward}{PLANTED}": float(grade.is_planted)}
+        return await grader.grade(self._left[-1] if self._left else None)
 
     async def hash_state(self) -> str | None:
         """The hash of what the calls have left in `/rollout`."""
         states, toolset = self._toolset.states, self._toolset
         if states is not None and self._ended:
             return f"not packed: {self._ended}"
-        if states is None or self._left is None:
+        if states is None or not self._left:
             return None if states is None else await states.hash(self._sandbox, self._state)
-        async with opened(toolset.provider, toolset.settings, self._left) as box:
+        async with opened(toolset.provider, toolset.settings, self._left[-1]) as box:
             return await states.hash(box, self._state)
 
     async def close(self) -> None:
-        sandbox, self._sandbox, left, self._left = self._sandbox, None, self._left, None
+        sandbox, self._sandbox, left, self._left = self._sandbox, None, self._left, []
         if sandbox is not None:
             await sandbox.stop()
-        if left is not None:
-            await left.close()
+        for files in reversed(left):
+            await files.close()
 
 
 async def _ask(sandbox: Sandbox, name: str, arguments: Mapping[str, Any]) -> ToolResult:

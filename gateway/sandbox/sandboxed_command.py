@@ -17,7 +17,7 @@ from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import CommandLine, Confined, find_problem, is_known_to_work, open_command_line
 from gateway.sandbox.cgroups import REMOVE_S, Cgroup, make_group, remove_group
 from gateway.sandbox.disk_watch import DISK_WATCH, WatchedDisk
-from gateway.sandbox.host_proxy import HostProxy, open_proxy
+from gateway.sandbox.host_proxy import PORT, HostProxy, open_proxy
 from gateway.sandbox.outside_waits import OutsideWaits
 from gateway.sandbox.program_users import unused_user
 from gateway.sandbox.sandbox_settings import SandboxSettings
@@ -92,7 +92,7 @@ async def open_command(
                     user=user,
                     group=group.folder,
                     limits_memory_by_process=confined.limits_memory_by_process or group.folder is None,
-                    proxy_socket=str(proxy.socket_file) if proxy is not None else "",
+                    sockets={**confined.sockets, **({PORT: str(proxy.socket_file)} if proxy is not None else {})},
                 )
                 with open_command_line(held) as line:
                     async with _watch_disk(held, line, below) as disk:

@@ -7,14 +7,15 @@ import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from socket import socket
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import anyio
 import uvicorn
-from anyio.abc import TaskStatus
+from anyio import to_thread
+from anyio.abc import TaskGroup, TaskStatus
 from starlette.types import ASGIApp
 
 from gateway.errors import ConfigError
@@ -22,19 +23,25 @@ from gateway.http.security import SecurityMiddleware
 from gateway.http.settings import Settings as HttpSettings
 from gateway.http.uvicorn_server import Server, bind_socket, make_uvicorn_config, server_url
 from gateway.process.reaper import Reaper
+from gateway.sandbox.socket_handover import SocketHandover
 from gateway.types import EMPTY
+from mtrl_plugins.agents.agent_box import AgentBox, box_of_task, choose_box, find_program, open_box
+from mtrl_plugins.agents.agent_process import work_folder
 from mtrl_plugins.agents.agent_session import AgentSession
-from mtrl_plugins.agents.endpoint import AgentEndpoint
+from mtrl_plugins.agents.endpoint import AgentEndpoint, BoxApp
 from mtrl_plugins.agents.requests import PolicyProblem
 from mtrl_plugins.agents.settings import AgentSettings
 from trainer.load_plugin import load_plugin
 from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.task import Task
 
 OPEN_TIMEOUT_S = 60.0
 """How long a program that opens a session waits for a rollout."""
 BODY_BYTES = 64 * 1024 * 1024
 SHUTDOWN_TIMEOUT_S = 2
 """How long requests under way may take at the end."""
+BOX_CONNECTIONS = 64
+"""How many connections the processes of one box may have; each takes a descriptor here."""
 IDLE_S = 600
 """How long an idle connection is kept; agents think, or run tools, between two requests."""
 
@@ -52,6 +59,8 @@ class AgentHost:
         """The agent, if it is a function."""
         if self.function is not None and not callable(self.function):
             raise ConfigError("is no function", field="agent.function", remedy="name `my_agent.py:run`")
+        self.box = choose_box(settings)
+        """What programs are confined by, if they are."""
         self.reaper = Reaper()
         """Ends agents that are programs even if this process is killed."""
         self._waiting: list[tuple[AgentSession, anyio.Event]] = []
@@ -62,6 +71,8 @@ class AgentHost:
         self._listening: socket | None = None
         self._opened_at = 0.0
         """When a program last opened a session."""
+        self._tasks: TaskGroup
+        self._server: _AgentServer
         self._serving = self._serve()
 
     async def __aenter__(self) -> Self:
@@ -97,6 +108,36 @@ class AgentHost:
         finally:
             session.closed = True
             del self.endpoint.sessions[session.id]
+
+    @asynccontextmanager
+    async def open_box(self, session: AgentSession, task: Task) -> AsyncIterator[AgentBox | None]:
+        """The box of a rollout's program, if programs are confined. Raises ConfigError and Unavailable."""
+        if self.box is None:
+            yield None
+            return
+        await self.reaper.start()
+        box = box_of_task(self.box, task)
+        program = await to_thread.run_sync(find_program, self.settings, box)
+        async with work_folder(None, self.reaper) as folder:
+            handover = SocketHandover(folder / "socket")
+            serving = anyio.CancelScope()
+            self._tasks.start_soon(self._serve_box, handover, session, serving)
+            try:
+                async with open_box(self.settings, box, program, self.reaper, handover.file) as opened:
+                    yield opened
+            finally:
+                serving.cancel()
+
+    async def _serve_box(self, handover: SocketHandover, session: AgentSession, scope: anyio.CancelScope) -> None:
+        """Serves a session inside its box."""
+        settings = self._http_settings()
+        app = KeyedSecurity(BoxApp(self.endpoint.app, session), settings)
+        config = make_uvicorn_config(app, settings, keep_alive_s=IDLE_S, shutdown_s=self.shutdown_s)
+        config.load()
+        with scope, closing(handover), suppress(OSError):  # Without its box nobody needs it.
+            listening = await handover.receive()
+            with listening:
+                await self._server.accept(listening, config, BOX_CONNECTIONS)
 
     async def wait_for_program(self, session: AgentSession) -> bool:
         """Waits until a program has opened the session; False if none has opened any for too long."""
@@ -175,7 +216,8 @@ class AgentHost:
             )
             async with self.endpoint.tools.run(), anyio.create_task_group() as tasks:
                 tasks.start_soon(self.endpoint.disconnects.run)
-                server = await tasks.start(_run_server, config, listening)
+                self._tasks, self._server = tasks, await tasks.start(_run_server, config, listening)
+                server = self._server
                 try:
                     self._announce()
                     yield

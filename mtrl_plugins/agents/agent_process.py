@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,29 +53,40 @@ class AgentExit:
 async def run_agent(settings: AgentSettings, about: Mapping[str, Any], reaper: Reaper) -> AgentExit:
     """Runs the program to its end; cancelling it ends it and everything that it started."""
     await reaper.start()
-    async with _work_folder(settings.cwd, reaper) as folder:
+    async with work_folder(settings.cwd, reaper) as folder:
         task_file = folder / TASK_FILE
         task_file.write_text(json.dumps(about["task"]), encoding="utf-8")
         work = folder / "work"
-        words = _make_words(about, work, task_file)
-        for name, text in settings.files.items():
-            _write_file(work, name, _fill(text, words))
-        command = tuple(_fill(word, words) for word in settings.words)
-        environment = {name: os.environ[name] for name in (*PASSED_ON, *settings.inherit_env) if name in os.environ}
-        environment |= {
-            "OPENAI_BASE_URL": about["base_url"],
-            "OPENAI_API_KEY": about["api_key"],
-            "ANTHROPIC_BASE_URL": about["anthropic_base_url"],
-            "ANTHROPIC_API_KEY": about["api_key"],
-            "MTRL_MCP_URL": str(about.get("mcp_url", "")),
-        }
-        environment |= {name: _fill(text, words) for name, text in settings.env.items()}
+        words = make_words(about, str(work), str(task_file))
+        write_files(settings, work, words)
+        command = tuple(fill(word, words) for word in settings.words)
+        environment = make_environment(settings, about, words, PASSED_ON)
         try:
             program = await start_supervised(command, env=environment, cwd=work, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
         except OSError as error:
             return AgentExit(127, f"{command[0]} cannot be started: {error.strerror or error}")
-        texts = {"prompt": str(about["task"]["prompt"]), "json": json.dumps(about["task"]), "none": ""}
-        return await _run_to_end(program, settings, texts[settings.stdin].encode())
+        return await _run_to_end(program, settings, read_stdin(settings, about))
+
+
+def make_environment(
+    settings: AgentSettings, about: Mapping[str, Any], words: Mapping[str, str], passed_on: Iterable[str]
+) -> dict[str, str]:
+    """The environment of the program, with some variables of ours."""
+    return {
+        **{name: os.environ[name] for name in (*passed_on, *settings.inherit_env) if name in os.environ},
+        "OPENAI_BASE_URL": about["base_url"],
+        "OPENAI_API_KEY": about["api_key"],
+        "ANTHROPIC_BASE_URL": about["anthropic_base_url"],
+        "ANTHROPIC_API_KEY": about["api_key"],
+        "MTRL_MCP_URL": str(about.get("mcp_url", "")),
+        **{name: fill(text, words) for name, text in settings.env.items()},
+    }
+
+
+def read_stdin(settings: AgentSettings, about: Mapping[str, Any]) -> bytes:
+    """What the program reads."""
+    texts = {"prompt": str(about["task"]["prompt"]), "json": json.dumps(about["task"]), "none": ""}
+    return texts[settings.stdin].encode()
 
 
 async def _run_to_end(program: SupervisedProcess, settings: AgentSettings, text: bytes) -> AgentExit:
@@ -109,7 +120,7 @@ async def _collect(stdout: ReadPipe, output: LogTail, drained: anyio.Event) -> N
 
 
 @asynccontextmanager
-async def _work_folder(source: Path | None, reaper: Reaper) -> AsyncIterator[Path]:
+async def work_folder(source: Path | None, reaper: Reaper) -> AsyncIterator[Path]:
     """A temporary folder with a copy of `source` as `work`; it is removed even if this process is killed."""
     folder = Path(tempfile.mkdtemp(prefix="mtrl-agent-"))
     reaper.add_folder(folder)
@@ -123,6 +134,12 @@ async def _work_folder(source: Path | None, reaper: Reaper) -> AsyncIterator[Pat
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
         reaper.remove_folder(folder)
+
+
+def write_files(settings: AgentSettings, work: Path, words: Mapping[str, str]) -> None:
+    """Writes the files of the settings in the work folder."""
+    for name, text in settings.files.items():
+        _write_file(work, name, fill(text, words))
 
 
 def _write_file(work: Path, name: str, text: str) -> None:
@@ -139,17 +156,18 @@ def _write_file(work: Path, name: str, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def _make_words(about: Mapping[str, Any], work: Path, task_file: Path) -> dict[str, str]:
+def make_words(about: Mapping[str, Any], work: str, task_file: str) -> dict[str, str]:
+    """What is put in for the words in braces."""
     names = ("base_url", "anthropic_base_url", "api_key", "model", "mcp_url")
     return {
         **{name: str(about.get(name, "")) for name in names},
         "prompt": about["task"]["prompt"],
-        "folder": str(work),
-        "task_file": str(task_file),
+        "folder": work,
+        "task_file": task_file,
     }
 
 
-def _fill(text: str, words: Mapping[str, str]) -> str:
+def fill(text: str, words: Mapping[str, str]) -> str:
     """Replaces `{name}`; what is put in is not searched again."""
     parts = text.split("{")
     filled = [parts[0]]

@@ -12,18 +12,21 @@ from typing import Any
 
 import anyio
 
-from gateway.errors import GatewayError, format_error, safe_repr, unwrap_error
+from gateway.errors import ConfigError, GatewayError, format_error, safe_repr, unwrap_error
 from gateway.feedback.base import plain_text
 from gateway.native.thread_pool import shared_threads
+from gateway.sandbox.sandbox_toolset import GRADE
 from gateway.session import AnySession
+from gateway.toolset import PLANTED
 from gateway.types import EMPTY
 from gateway.user_code import UserCode
 from gateway.wire import to_plain
+from mtrl_plugins.agents.agent_box import URL, AgentBox
 from mtrl_plugins.agents.agent_host import AgentHost
 from mtrl_plugins.agents.agent_process import run_agent
 from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
 from trainer.rollout.loop import RolloutRunner, Slot, sum_rewards
-from trainer.rollout.rollout import Rollout, Span, StopReason
+from trainer.rollout.rollout import COUNTS_INFO, Rollout, Span, StopReason
 from trainer.rollout.task import Task
 
 TRUTH_COLUMNS = frozenset({"reward_model", "ground_truth", "answer", "solution", "truth"})
@@ -115,6 +118,8 @@ class _AgentRollout:
     session: AgentSession
     rewards: dict[str, float] = field(default_factory=dict)
     infos: dict[str, Any] = field(default_factory=dict)
+    box: AgentBox | None = None
+    """What the agent's program is confined by."""
 
     async def run(self) -> Rollout:
         started = time.perf_counter()
@@ -143,21 +148,32 @@ class _AgentRollout:
             task = replace(self.task.session_task, rollout=self.session.identity.key)
             async with self.runner.gateway.open(task) as tools:
                 self.session.tools = tools
-                with self.runner.host.open(self.session):
-                    try:
-                        stop, reason = await self._play(tools, scope)
-                    finally:
-                        await self.session.end_requests()
+                async with self.runner.host.open_box(self.session, self.task) as self.box:
+                    with self.runner.host.open(self.session):
+                        try:
+                            stop, reason = await self._play(tools, scope)
+                        finally:
+                            await self.session.end_requests()
+                    if self.box is not None and not stop.is_infrastructure:
+                        await self._grade(self.box, scope)
                 await tools.finish()
                 self.rewards = {**self.session.rewards}
                 for kind, value in sum_rewards(tools.rewards, self.infos).items():
                     self.rewards[kind] = self.rewards.get(kind, 0.0) + value
                 return stop, reason
-        except GatewayError as error:
-            return StopReason.TOOL_FAILED, str(error)
         except Exception as error:  # boundary: an agent may do anything; other rollouts continue
+            inner = unwrap_error(error)
+            if isinstance(inner, GatewayError):  # A wrong setting is that of the agent: its program, or its root.
+                return StopReason.AGENT_FAILED if isinstance(inner, ConfigError) else StopReason.TOOL_FAILED, str(inner)
             log.exception("rollout %s failed", self.session.identity.key)
-            return StopReason.ERROR, format_error(unwrap_error(error))
+            return StopReason.ERROR, format_error(inner)
+
+    async def _grade(self, box: AgentBox, scope: anyio.CancelScope) -> None:
+        """Grades what the agent left in its box, in the grader's own time."""
+        scope.deadline = math.inf
+        if (grade := await box.grade()) is not None:
+            self.session.rewards[GRADE] = grade.reward
+            self.infos |= {COUNTS_INFO: {f"{GRADE}{PLANTED}": float(grade.is_planted)}, "agent_grade": grade.problem}
 
     async def _play(self, tools: AnySession, scope: anyio.CancelScope) -> tuple[StopReason, str]:
         """Runs the agent until it ends, or the time is over."""
@@ -185,8 +201,11 @@ class _AgentRollout:
             return await self._wait_for_end(settings.idle_s)
         if settings.function:
             return await self._call_function(tools)
-        about = self.runner.host.endpoint.describe(self.session)
-        ended = await run_agent(settings, about, self.runner.host.reaper)
+        host, about = self.runner.host, self.runner.host.endpoint.describe(self.session, URL if self.box else "")
+        if self.box is not None:
+            ended = await self.box.run(about, self.runner.limits.timeout_s)
+        else:
+            ended = await run_agent(settings, about, host.reaper)
         self.infos |= {"agent_output": ended.output, "agent_exit": ended.code}
         return "" if ended.code == 0 else f"the agent {ended.describe()}"
 

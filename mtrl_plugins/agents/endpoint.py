@@ -135,9 +135,9 @@ class AgentEndpoint:
         session = await self.disconnects.run_until_disconnect(request.receive, lambda: self._open_session(body))
         return json_response(self.describe(session))
 
-    def describe(self, session: AgentSession) -> dict[str, Any]:
-        """What a program needs to play a session."""
-        url = f"{self.url}/sessions/{session.id}"
+    def describe(self, session: AgentSession, address: str = "") -> dict[str, Any]:
+        """What a program needs to play a session; it may reach the endpoint at another address."""
+        url = f"{address or self.url}/sessions/{session.id}"
         about = {"id": session.id, "base_url": f"{url}/v1", "anthropic_base_url": url, "api_key": session.api_key}
         return about | {"mcp_url": f"{url}/mcp" if session.tools else "", "model": MODEL, **session.opening}
 
@@ -175,6 +175,24 @@ class AgentEndpoint:
             return AnswerStream(lambda stream: session.answer(asked, stream), events(asked), write_problem, watcher)
         turn = await watcher.run_until_disconnect(request.receive, lambda: session.answer(asked))
         return Response(dialect.write_answer(turn, asked))
+
+
+class BoxApp:
+    """The endpoint as a box sees it: one session's, without rewards, which what the policy runs could post there."""
+
+    def __init__(self, app: ASGIApp, session: AgentSession) -> None:
+        self._app, self._place = app, f"/sessions/{session.id}/"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = str(scope.get("path", ""))
+        if scope["type"] == "http" and path == f"{self._place}reward":
+            text = "no reward is taken from a box; use `agent.grade`, a reward function, or `agent.sandbox: none`"
+            problem = PolicyProblem("unauthorized", text)
+            await Response(chat_dialect.write_problem(problem), problem.status)(scope, receive, send)
+        elif scope["type"] == "http" and not path.startswith(self._place):
+            await _not_found(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class _Tools:

@@ -9,9 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, model_validator
 
+from gateway.config.base import rule_error
 from gateway.errors import ConfigError
+from gateway.sandbox.grade_settings import GradeSettings, check_places
+from gateway.sandbox.roots import find_root
+from gateway.sandbox.sandbox_settings import MAX_MB, Network, SandboxSettings, check_network
 from trainer.rollout.run_part import RunPart
 
 if TYPE_CHECKING:
@@ -21,6 +25,33 @@ if TYPE_CHECKING:
     from trainer.rollout.rollout import Rollout
     from trainer.rollout.settings import BaseRolloutSettings
     from trainer.rollout.task import Task
+
+
+class AgentSandbox(SandboxSettings):
+    """The box in which an agent's program runs. Its paths are relative to the working folder."""
+
+    network: Annotated[Network, AfterValidator(check_network)] = "loopback"
+    """`loopback`: the endpoint alone; a list of hosts: these, too, as in tool files."""
+    memory_mb: Annotated[int, Field(ge=32, le=MAX_MB)] = 4096
+    """Memory of all processes together; of each process where cgroups cannot be written."""
+    processes: Annotated[int, Field(ge=1, le=4_000_000)] = 512
+    """Processes and threads."""
+    cpus: Annotated[float, Field(ge=0.01, le=10_000)] = 2.0
+    """Processor cores; only where cgroups can be written."""
+    disk_mb: Annotated[int, Field(ge=1, le=MAX_MB)] = 1024
+    """Size of each of its folders in memory, and of all that it changes of a `root`."""
+    files: Annotated[int, Field(ge=1, le=2**31)] = 100_000
+    """Files and folders in each of these."""
+    root_column: str = ""
+    """The column of a row that names its root, in place of `root`."""
+
+    @model_validator(mode="after")
+    def _check_agent(self) -> Self:
+        if self.network == "none":
+            raise rule_error("an agent reaches its endpoint by the loopback interface", "write `network: loopback`")
+        if self.provider is not None:
+            raise rule_error(f"agents do not run in a `{self.provider.key}`", "remove it: bubblewrap runs them")
+        return self
 
 
 class AgentSettings(RunPart):
@@ -43,8 +74,8 @@ class AgentSettings(RunPart):
     """Programs elsewhere open sessions by `POST /sessions`, play them, and post the reward."""
     env: dict[str, str] = {}
     """Further environment variables of the program; the same words are replaced. It gets `OPENAI_BASE_URL`,
-    `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY` and `MTRL_MCP_URL`, and of ours only `PATH`, `HOME`,
-    `LANG` and `TZ`."""
+    `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY` and `MTRL_MCP_URL`, and of ours nothing in a sandbox,
+    else `PATH`, `HOME`, `LANG` and `TZ`."""
     inherit_env: tuple[str, ...] = ()
     """Names of our own environment variables that the program gets, too."""
     cwd: Path | None = None
@@ -54,13 +85,20 @@ class AgentSettings(RunPart):
     words are replaced."""
     stdin: Literal["prompt", "json", "none"] = "prompt"
     """What the program reads: the last question as text, the task as JSON, or nothing."""
+    sandbox: AgentSandbox | Literal["none"] | None = None
+    """What a program, and what the policy has it run, is confined by: a sandbox of bubblewrap wherever that works, with
+    the program's own installation, the endpoint of its rollout, and nothing else of this machine. `none`: nothing; it
+    runs as your user, with your files and your network."""
+    grade: GradeSettings | None = None
+    """What gives the reward `grade`, from the files that a program left in its sandbox."""
     args: dict[str, Any] = {}
     """Keyword arguments of the function."""
     on_failure: Literal["lost", "scored"] = "lost"
     """What a program that fails after it was served, or a function that raises, means: the rollout is lost to
     infrastructure, or it is scored like any other."""
     stop_s: PositiveFloat = 5.0
-    """Seconds that an agent has to end by itself once the policy writes nothing more, and a program after SIGTERM."""
+    """Seconds that an agent has to end by itself once the policy writes nothing more, and an unconfined program after
+    SIGTERM."""
     open_s: PositiveFloat = 600.0
     """With `external`, seconds without a program that opens a session, after which rollouts that wait are lost."""
     idle_s: PositiveFloat = 3600.0
@@ -85,7 +123,8 @@ class AgentSettings(RunPart):
         if self.function is not None:
             return f"an agent plays the rollouts: the function {self.function}"
         if self.command is not None:
-            return f"an agent plays the rollouts: the program {' '.join(self.words)}"
+            how = "not confined" if self.sandbox == "none" else "in a sandbox where bubblewrap works"
+            return f"an agent plays the rollouts: the program {' '.join(self.words)}, {how}"
         return "agents play the rollouts: programs that open sessions over HTTP"
 
     @property
@@ -99,9 +138,13 @@ class AgentSettings(RunPart):
         if len(given) != 1:
             names = " and ".join(given) or "none"
             raise ValueError(f"give one of `command`, `function` and `external: true`, not {names}")
-        for name in ("env", "cwd", "files", "inherit_env"):
+        for name in ("env", "cwd", "files", "inherit_env", "sandbox", "grade"):
             if getattr(self, name) and not self.command:
                 raise ValueError(f"`{name}` is for a `command`")
+        if self.grade is not None and self.sandbox == "none":
+            raise ValueError("`grade` judges what is left in a sandbox: remove `sandbox: none`")
+        if self.grade is not None and not (isinstance(self.sandbox, AgentSandbox) and self.sandbox.root_column):
+            check_places(self.grade, self.sandbox if isinstance(self.sandbox, AgentSandbox) else AgentSandbox())
         for path in map(PurePosixPath, self.files):
             if path.is_absolute() or ".." in path.parts:
                 raise ValueError(f"`files`: '{path}' is no path inside the folder")
@@ -121,12 +164,17 @@ class AgentSettings(RunPart):
             raise ValueError(f"{problem}: each worker serves its agents at an address of its own")
 
     def make_player(self) -> AgentHost:
+        from mtrl_plugins.agents.agent_box import find_program
         from mtrl_plugins.agents.agent_host import AgentHost
 
-        self._check_command()
-        return AgentHost(self)
+        host = AgentHost(self)
+        has_root = host.box is not None and bool(host.box.root or host.box.root_column)
+        self._check_command(is_installed=not has_root)
+        if host.box is not None and (host.box.root or not host.box.root_column):
+            find_program(self, host.box)
+        return host
 
-    def _check_command(self) -> None:
+    def _check_command(self, *, is_installed: bool) -> None:
         """Looks for the program where it will be looked for; one among the rollout's own files is not checked."""
         if self.command is None:
             return
@@ -135,7 +183,7 @@ class AgentSettings(RunPart):
         if not words:
             raise ConfigError("has no words", field="agent.command", remedy=remedy)
         program = words[0]
-        if "{" in program or program.removeprefix("./") in self.files:
+        if not is_installed or "{" in program or program.removeprefix("./") in self.files:
             return
         if "/" in program and not Path(program).is_absolute():  # It is started in the rollout's own folder.
             remedy = "give its whole path, or set `agent.cwd` to the folder that has it"
@@ -144,8 +192,20 @@ class AgentSettings(RunPart):
             raise ConfigError(f"there is no program {words[0]!r}", field="agent.command", remedy=remedy)
 
     def find_mistakes(self, tasks: Iterable[Task]) -> Sequence[ConfigError]:
-        """The first row that asks for an interaction, which agents do not have."""
-        task = next((task for task in tasks if task.has_feedback), None)
+        """The first row that asks for an interaction, which agents do not have; the first that names no root."""
+        column = self.sandbox.root_column if isinstance(self.sandbox, AgentSandbox) else ""
+        task: Task | None = None
+        roots: dict[str, Task] = {}
+        for each in tasks:
+            task = task or (each if each.has_feedback else None)
+            if column and each.columns.get(column) is not None:
+                roots.setdefault(str(each.columns[column]), each)
+        for root, each in roots.items():
+            try:
+                find_root(root)
+            except ConfigError as error:
+                problem = f"the task {each.id!r} names its root in `{column}`: {error.problem}"
+                return [ConfigError(problem, field="agent.sandbox.root_column", remedy=error.remedy)]
         if task is None:
             return []
         remedy = "leave the row's interaction out, or `agent`: an agent talks to its users itself"

@@ -31,8 +31,9 @@ def framework_settings() -> Mapping[str, type[EnvironmentSettings]]:
 
 
 class EnvironmentSettings(RunPart, defer_build=True):
-    """An environment of another framework, as `gymnasium:NAME`, `textarena:NAME`, `openenv:URL` or `verifiers:PACKAGE`,
-    or as a mapping with that `name` and the framework's other settings. It brings its own tasks, tools and reward."""
+    """An environment of another framework, as `gymnasium:NAME`, `textarena:NAME`, `openenv:URL`, `verifiers:PACKAGE`
+    or `harbor:FOLDER`, or as a mapping with that `name` and the framework's other settings. It brings its own tasks,
+    tools and reward."""
 
     key: ClassVar[str] = "environment"
     brings_rows: ClassVar[bool] = True
@@ -308,6 +309,6 @@ def read_environment(value: object) -> EnvironmentSettings:
         raise ValueError(f"`{framework}:...` needs the plug-in `{plugin}`, which is not installed")
     kind = framework_settings().get(framework)
     if kind is None or not name:
-        forms = "gymnasium:NAME, textarena:NAME, openenv:URL or verifiers:PACKAGE"
+        forms = "gymnasium:NAME, textarena:NAME, openenv:URL, verifiers:PACKAGE or harbor:FOLDER"
         raise ValueError(f"should be {forms}; write it as the text, or as `name` with other settings beside it")
     return kind.model_validate(given)

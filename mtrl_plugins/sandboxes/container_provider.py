@@ -151,7 +151,7 @@ def _command(container: ContainerSettings, proxy: HostProxy | None, root: str) -
     python = (*(root_interpreter.LOADED_PYTHON if root else (container.python,)), "-I", "-S", "-B")
     if proxy is not None:
         listener = root_interpreter.script(proxy_listener) if root else LISTENER
-        yield from (*python, listener, host_proxy.INSIDE, str(host_proxy.PORT))
+        yield from (*python, listener, host_proxy.INSIDE, str(host_proxy.PORT), "--")
     yield from root_interpreter.SERVER_COMMAND if root else (*python, ENTRY, f"{COMMAND_SERVER}:serve")
 
 

@@ -1,10 +1,12 @@
-"""Plays one rollout with an agent from npm, and prints what came of it as JSON. Run it where only loopback is."""
+"""Plays one rollout with an agent in its box, and prints what came of it as JSON. Run it
+where only loopback is: the task is to add the numbers of a file, and what is left in the box is graded."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,10 @@ PI = """{"providers": {"mtrl": {
   "baseUrl": "{base_url}", "api": "openai-completions", "apiKey": "{api_key}",
   "models": [{"id": "policy", "contextWindow": 100000, "maxTokens": 2000}]
 }}}"""
-PROMPT = "Say hi with a command."
+PROMPT = "Add the numbers of numbers.txt, and write the sum to sum.txt."
+COMMAND = "expr $(head -1 numbers.txt) + $(tail -1 numbers.txt) > sum.txt; echo done by mtrl"
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+CHECK = '[ "$(cat sum.txt)" = 42 ] && echo 1 > logs/reward.txt || echo 0 > logs/reward.txt'
 AGENTS: dict[str, dict[str, Any]] = {
     "codex": {
         "command": ("codex", "exec", "--skip-git-repo-check", PROMPT),
@@ -52,6 +57,16 @@ AGENTS: dict[str, dict[str, Any]] = {
         "env": {"PI_CODING_AGENT_DIR": "{folder}/pi"},
         "files": {"pi/models.json": PI},
     },
+    "mini": {
+        "command": ("mini", "-m", "openai/policy", "-t", PROMPT, "-y", "-l", "0", "--exit-immediately"),
+        "env": {
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_GLOBAL_CONFIG_DIR": "{folder}/mini",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+        "files": {},
+    },
     "qwen": {
         "command": ("qwen", "--auth-type", "openai", "--yolo", "--prompt", PROMPT),
         "env": {"OPENAI_MODEL": "policy"},
@@ -63,16 +78,17 @@ TOOLS = (("exec_command", "cmd"), ("shell_command", "command"), ("bash", "comman
 
 
 def policy(prompt: str) -> str:
-    """Runs `echo` by the tool that is offered, then answers; a chat without tools wants a title."""
+    """Does the task by the tool that is offered, then answers; a chat without tools wants a title."""
     tool = next(((name, field) for name, field in TOOLS if f'"name": "{name}"' in prompt), None)
     if tool is None:
         return "A title"
-    if "<tool_response>" in prompt:
-        return "It said hi from mtrl."
     name, field = tool
-    more = ', "description": "Says hi"' if name in ("bash", "run_shell_command") else ""
+    is_mini = SUBMIT.split()[1] in prompt
+    if "<tool_response>" in prompt:
+        return call_text(name, f'{{"{field}":   "{SUBMIT}"}}') if is_mini else "The sum is 42."
+    more = ', "description": "Adds"' if name in ("bash", "run_shell_command") and not is_mini else ""
     more += ', "is_background": false' if name == "run_shell_command" else ""
-    return call_text(name, f'{{"{field}":   "echo hi from mtrl"{more}}}')
+    return call_text(name, f'{{"{field}":   "{COMMAND}"{more}}}')
 
 
 async def main(name: str, bin_folder: Path) -> None:
@@ -81,16 +97,26 @@ async def main(name: str, bin_folder: Path) -> None:
     command = (str(bin_folder / agent["command"][0]), *agent["command"][1:])
     env = {"HOME": "{folder}", **agent["env"]}
     limits = RolloutLimits(turn_tokens=400, rollout_tokens=200_000, timeout_s=200)
-    async with open_agents(
-        policy, limits=limits, command=command, env=env, files=agent["files"], stdin="none"
-    ) as harness:
-        rollout = await harness.run()
+    files = {"numbers.txt": "40\n2\n", **agent["files"]}
+    with tempfile.NamedTemporaryFile("w") as check:
+        check.write(CHECK)
+        check.flush()
+        grade = {
+            "command": ["sh", "check.sh"], "files": {"/rollout/check.sh": check.name}, "reward": "/rollout/logs",
+            "artifacts": ["/rollout/sum.txt"],
+        }  # fmt: skip
+        async with open_agents(
+            policy, limits=limits, command=command, env=env, files=files, stdin="none", sandbox={}, grade=grade
+        ) as harness:
+            rollout = await harness.run()
     seen = rollout.infos.get("agent", {})
     output = str(rollout.infos.get("agent_output", ""))
     print(
         json.dumps(
             {
                 "stop": rollout.stop,
+                "rewards": dict(rollout.rewards),
+                "retokenised": seen.get("retokenised"),
                 "reason": rollout.reason,
                 "turns": [len(ledger.turns) for ledger in rollout.ledgers],
                 "changed": seen.get("changed_by_agent"),

@@ -1,4 +1,4 @@
-"""codex, opencode, pi and qwen finish a task, unmodified, where nothing but loopback can be reached."""
+"""codex, opencode, pi, qwen and mini-swe-agent finish a task in a box, unmodified, where only loopback is reached."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".agents" / "npm" / "node_modules" / ".bin"
+PYTHON_BIN = ROOT / ".agents" / "bin"
 TIMEOUT_S = 300
 
 
@@ -20,7 +21,8 @@ def play(name: str) -> dict[str, Any]:
     """Plays a rollout in a network namespace of its own."""
     unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
     inside = 'ip link set lo up && exec "$@"'
-    command = [*unshare, "sh", "-c", inside, "sh", sys.executable, "-m", "tests.agents.npm_agents", name, str(BIN)]
+    command = [*unshare, "sh", "-c", inside, "sh", sys.executable, "-m", "tests.agents.npm_agents", name]
+    command.append(str(PYTHON_BIN if name == "mini" else BIN))
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     played: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -28,19 +30,20 @@ def play(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "branches", "tool", "changed"),
+    ("name", "branches", "calls", "changed"),
     [
-        ("codex", [2], "exec_command", {}),
-        ("opencode", [1, 2], "bash", {"arguments": 1}),  # It asks for a title first.
-        ("pi", [2], "bash", {"arguments": 1}),
-        ("qwen", [2], "run_shell_command", {"arguments": 1}),
+        ("codex", [2], ["exec_command"], {}),
+        ("opencode", [1, 2], ["bash"], {"arguments": 1}),  # It asks for a title first.
+        ("pi", [2], ["bash"], {"arguments": 1}),
+        ("mini", [2], ["bash", "bash"], {}),
+        ("qwen", [2], ["run_shell_command"], {"arguments": 1}),
     ],
 )
 def test_agent_finishes_a_task_with_exact_ids(
-    name: str, branches: list[int], tool: str, changed: dict[str, int]
+    name: str, branches: list[int], calls: list[str], changed: dict[str, int]
 ) -> None:
     played = play(name)
     assert (played["stop"], played["reason"]) == ("done", ""), played
-    assert played["turns"] == branches and played["calls"] == [tool]
-    assert played["changed"] == changed
-    assert "It said hi from mtrl." in played["output"]
+    assert played["turns"] == branches and played["calls"] == calls
+    assert played["changed"] == changed and played["retokenised"] == 0
+    assert played["rewards"] == {"grade": 1.0}

@@ -32,7 +32,7 @@ from tests.plugins.agents.agent_harness import open_agents
 
 async def main():
     code = sys.argv[1]
-    async with open_agents(["It is 7."], command=(sys.executable, "-c", code)) as harness:
+    async with open_agents(["It is 7."], command=(sys.executable, "-c", code), sandbox="none") as harness:
         await harness.run()
 
 anyio.run(main)

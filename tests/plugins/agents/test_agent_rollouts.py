@@ -28,7 +28,7 @@ from trainer.rollout.task import Task
 pytestmark = pytest.mark.anyio
 
 ASK = """
-import json, os, sys, urllib.request
+import json, os, sys, urllib.parse, urllib.request
 def ask(text, fail=False):
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
@@ -99,7 +99,7 @@ async def test_program_that_never_asks_is_lost_even_if_failures_are_scored() -> 
 async def test_program_that_cannot_be_started_is_lost_with_its_name() -> None:
     async with open_agents([], command="no-such-agent --now") as harness:
         rollout = await harness.run()
-    assert rollout.stop is StopReason.AGENT_FAILED and "no-such-agent cannot be started" in rollout.reason
+    assert rollout.stop is StopReason.AGENT_FAILED and "there is no program 'no-such-agent'" in rollout.reason
 
 
 async def test_program_that_hangs_ends_with_its_children_at_the_time_limit(tmp_path: Path) -> None:
@@ -111,7 +111,9 @@ open(os.environ["PIDS"], "w").write(f"{os.getpid()} {child.pid}"); child.wait()
 """
     file = tmp_path / "pids"
     for wall_s in WALL_S:
-        rollout = await play(code, limits=RolloutLimits(timeout_s=wall_s), env={"PIDS": str(file)}, stop_s=0.5)
+        rollout = await play(
+            code, limits=RolloutLimits(timeout_s=wall_s), env={"PIDS": str(file)}, stop_s=0.5, sandbox="none"
+        )
         assert rollout.stop is StopReason.WALL_TIME and rollout.rewards == {}
         if file.exists():
             break

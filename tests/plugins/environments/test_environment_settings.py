@@ -41,7 +41,7 @@ def test_settings_are_the_same_after_they_were_saved() -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"environment": "gym:FrozenLake-v1"}, "should be gymnasium:NAME, textarena:NAME, openenv:URL or verifiers"),
+        ({"environment": "gym:FrozenLake-v1"}, "openenv:URL, verifiers:PACKAGE or harbor:FOLDER"),
         ({"environment": "gymnasium:"}, "should be gymnasium:NAME"),
         ({"environment": "openenv:localhost:8000"}, "should be the server's address"),
         ({"environment": {"name": "gymnasium:A", "max_step": 3}}, "environment.max_step"),

@@ -1,0 +1,1 @@
+"""Tasks in the format of Harbor, whose rollouts run in sandboxes: `environment: harbor:FOLDER`."""

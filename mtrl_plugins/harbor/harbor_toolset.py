@@ -1,0 +1,254 @@
+"""A session is one rollout of a Harbor task: the sandbox's tools, those of the task's MCP servers, and for the training
+loop tools that begin the task, end a step with its tests, and play its solution."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from math import fsum, inf
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+import anyio
+from anyio import to_thread
+
+from gateway.config.models import Limits, Server
+from gateway.errors import GatewayError, Unavailable
+from gateway.limits import LimitedToolset
+from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.mcp_client.transport import Services
+from gateway.sandbox.choose_provider import choose_provider
+from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
+from gateway.sandbox.grader import Grade, Grader, NoGrade, place_files
+from gateway.sandbox.provider import Completed, Sandbox
+from gateway.sandbox.sandbox_toolset import GRADE, SandboxSession, SandboxToolset, tool_spec
+from gateway.schema import SchemaError, checker_for
+from gateway.toolset import PLANTED, Session, add_prefix
+from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from mtrl_plugins.harbor.boxes import ARTIFACTS, LOGS, TaskBoxes
+from mtrl_plugins.harbor.settings import HarborSettings
+from mtrl_plugins.harbor.task_file import StepTable
+
+BEGIN, END_STEP, SOLVE = "harbor_begin", "harbor_end_step", "harbor_solve"
+LOOP_TOOLS = {
+    BEGIN: "Begins the task, and returns its instruction.",
+    END_STEP: "Runs the tests of a step, and returns the next instruction, or the rewards.",
+    SOLVE: "Plays the task's own solution of a step.",
+}
+UNSCORED = ("no reward", "invalid reward", "stopped")
+"""Problems of a grade for which Harbor has no reward. Others, such as artifacts that are too large, are worth 0."""
+SETUP_S, SOLVE_S, LEAST_S = 120.0, 600.0, 5.0
+"""`LEAST_S`: what a call has, however little of the task's time is left, so that its end can be told."""
+NO_MORE_TIME = "The time for it is over: end your turn."
+
+
+class HarborToolset:
+    """The tasks of a folder."""
+
+    def __init__(self, settings: HarborSettings) -> None:
+        self.settings = settings
+        own = [ToolSpec(name, text, {"type": "object"}, "loop", owner="harbor") for name, text in LOOP_TOOLS.items()]
+        tools = [tool_spec(name, "harbor", settings.sandbox.hosts, "of the task") for name in settings.tools]
+        self.specs: Sequence[ToolSpec] = (*tools, *own)
+        self._services = Services()
+        self.provider = choose_provider(settings.sandbox, self._services.reaper)
+        self._servers: dict[tuple[str, ...], McpToolset] = {}
+
+    async def __aenter__(self) -> Self:
+        self._lock, self._tasks = anyio.Lock(), await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        await self._services.__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Session]:
+        """Raises ConfigError for a task that cannot be played, and Unavailable."""
+        boxes = await to_thread.run_sync(lambda: TaskBoxes(self.settings, self.settings.read(task.id)))
+        async with AsyncExitStack() as stack:
+            session = HarborSession(self, boxes)
+            stack.push_async_callback(session.close)
+            for name, server in boxes.servers:
+                await session.add_server(name, await self._connect(name, server), task, stack)
+            yield session
+
+    async def _connect(self, name: str, config: Server) -> McpToolset:
+        """An MCP server, which all rollouts share that use it; raises Unavailable."""
+        headers = (f"{key}: {value.get_secret_value()}" for key, value in config.headers.items())
+        key = (name, str(config.url), str(config.transport), *headers)
+        async with self._lock:
+            if key not in self._servers:
+                self._servers[key] = McpToolset(name, config, services=self._services)
+                await self._tasks.start(self._keep_open, self._servers[key])
+        status = self._servers[key].status
+        if status.state != "up":
+            raise Unavailable(f"the MCP server {name!r:.80} is {status.state}: {status.reason}")
+        return self._servers[key]
+
+    async def _keep_open(self, server: McpToolset, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        async with server:
+            task_status.started()
+            await anyio.sleep_forever()
+
+
+class HarborSession:
+    """One rollout of a task."""
+
+    def __init__(self, toolset: HarborToolset, boxes: TaskBoxes) -> None:
+        self.toolset, self.boxes, self.task = toolset, boxes, boxes.task
+        first, provider = boxes.policy_boxes[0], toolset.provider
+        pairs = zip(boxes.grades, boxes.test_boxes, strict=True)
+        self._graders = [Grader(grade, first, provider, own) for grade, own in pairs]
+        tools = SandboxToolset(toolset.settings.tools, first, provider, "harbor")
+        tools.grader = self._graders[0]  # Its boxes keep their files.
+        self._tools, self._box = tools, SandboxSession(tools, "")
+        self._sandbox: Sandbox | None = None
+        self.own_specs: list[ToolSpec] = [*tools.specs]
+        """The tools of this task alone."""
+        self._servers: dict[str, Session] = {}
+        self._number, self._left_s = 0, inf
+        """The step, and what is left of the time for the policy's calls in it."""
+        self._rewards: list[Mapping[str, float]] = []
+        self._planted = 0.0
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return self.toolset.specs
+
+    @property
+    def _step(self) -> StepTable | None:
+        return self.task.steps[self._number]
+
+    async def add_server(self, name: str, server: McpToolset, task: Task, stack: AsyncExitStack) -> None:
+        """Offers a server's tools, with its name before them if one is taken."""
+        taken = {spec.name for spec in (*self.own_specs, *self.specs)}
+        limited = LimitedToolset(server, Limits(timeout_s=self.toolset.settings.timeout_s))
+        offered = add_prefix(limited, f"{name}_") if taken & {spec.name for spec in server.specs} else limited
+        session = await stack.enter_async_context(offered.open(task))
+        for spec in offered.specs:
+            try:
+                checker_for(spec.parameters)
+            except SchemaError:  # The server's mistake: the tool is not offered.
+                continue
+            self.own_specs.append(spec)
+            self._servers[spec.name] = session
+
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
+        try:
+            if call.name == BEGIN:
+                return ToolResult(structured=await self._begin_step())
+            if call.name == END_STEP:
+                return ToolResult(structured=await self._end_step(is_last=call.arguments != "{}"))
+            if call.name == SOLVE:
+                return ToolResult(structured=await self._solve())
+            return await self._call_tool(call, context)
+        except (GatewayError, NoGrade, SandboxEnded, SandboxKilled, OSError) as error:
+            reason = f"task {self.task.name}: {error}"
+            return ToolResult((Text("The task is not available."),), Outcome.UNAVAILABLE, reason=reason)
+
+    async def finish(self) -> Mapping[str, float]:
+        """How often the policy had planted a reward; each step is graded as it ends."""
+        return {f"{GRADE}{PLANTED}": self._planted}
+
+    async def close(self) -> None:
+        """Ends the box."""
+        await self._box.close()
+
+    async def _call_tool(self, call: ToolCall, context: Context) -> ToolResult:
+        """A call of the policy's, within the time that the task gives it: engines and graders do not count."""
+        if self._left_s <= 0:
+            is_last = self._number + 1 == len(self.task.steps)
+            return ToolResult((Text(NO_MORE_TIME),), Outcome.ERROR, done=is_last, reason="the task's time is over")
+        if call.name not in self._servers:
+            await self._open_box()
+        started = monotonic()
+        with anyio.move_on_after(min(self.toolset.settings.timeout_s, max(LEAST_S, self._left_s))):
+            result = await self._servers.get(call.name, self._box).call(call, context)
+            self._left_s -= monotonic() - started
+            return result
+        return ToolResult((Text("The tool did not answer in time."),), Outcome.TIMEOUT, reason="no answer in time")
+
+    async def _open_box(self) -> Sandbox:
+        """The rollout's box. A new one gets the task's files."""
+        box = await self._box.get_sandbox()
+        if box is not self._sandbox:
+            self._sandbox = box
+            await self._run(f"mkdir -p /logs/agent {LOGS} {ARTIFACTS}", SETUP_S)
+            if self._number == 0:
+                await self._upload(self.boxes.upload)
+        return box
+
+    async def _upload(self, folder: Path | None) -> None:
+        """Puts the files of a folder into the working folder."""
+        if folder is not None:
+            await place_files(await self._open_box(), {self.boxes.workdir: folder}, LOGS)
+
+    async def _run(self, command: str, timeout_s: float) -> Completed:
+        return await (await self._open_box()).run(("/bin/sh", "-c", command), b"", timeout_s)
+
+    async def _begin_step(self) -> dict[str, Any]:
+        """Prepares a step's box; returns what the policy is asked."""
+        step, parts = self._step, self.task.parts_of(self._step)
+        self._left_s = next((part.agent.timeout_sec for part in parts if part.agent.timeout_sec), inf)
+        self._tools.settings = self.boxes.policy_boxes[self._number]
+        if self.boxes.upload is not None:
+            await self._open_box()
+        folder = self.task.folders_of(step)[0] / "workdir"
+        if step is not None and folder.is_dir():
+            await self._upload(folder)
+            if (folder / "setup.sh").is_file():
+                done = await self._run(f"sh {shlex.quote(f'{self.boxes.workdir}/setup.sh')}", SETUP_S)
+                if done.status != 0:
+                    raise Unavailable(f"steps/{step.name}/workdir/setup.sh failed: {_describe(done)}")
+        return {"instruction": self.task.read_instruction(step), "steps": len(self.task.steps) - self._number}
+
+    async def _end_step(self, *, is_last: bool) -> dict[str, Any]:
+        """Grades a step; `is_last`: the policy was stopped, and does not reach the next."""
+        step = self._step
+        if self.task.is_separate(step) and self._sandbox is not None:
+            for collect in (one for part in self.task.parts_of(step) for one in part.verifier.collect):
+                await self._run(collect.command, collect.timeout_sec)  # One that fails leaves nothing to collect.
+        grade = await self._box.grade(self._graders[self._number])
+        self._planted += grade.is_planted
+        rewards = dict(grade.rewards) or {"reward": grade.reward}
+        self._rewards.append(rewards)
+        if grade.problem.partition(":")[0] in UNSCORED:
+            return {"rewards": {}, "problem": grade.problem, "output": grade.output}
+        least = step.min_reward if step is not None and step.min_reward is not None else {}
+        wanted = least if isinstance(least, Mapping) else {"reward": least}
+        if any(rewards.get(name, -inf) < value for name, value in wanted.items()):
+            return self._make_end(grade, unreached=0)
+        if is_last or self._number + 1 == len(self.task.steps):
+            return self._make_end(grade, unreached=len(self.task.steps) - len(self._rewards))
+        self._number += 1
+        return await self._begin_step()
+
+    def _make_end(self, grade: Grade, unreached: int) -> dict[str, Any]:
+        """The rewards of the task. Steps that the policy was stopped before are worth 0."""
+        steps = [*self._rewards, *[{"reward": 0.0}] * unreached]
+        rewards = steps[-1]
+        if self.task.table.multi_step_reward_strategy == "mean":
+            names = sorted({name for step in steps for name in step})
+            rewards = {name: fsum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
+        return {"rewards": rewards, "problem": grade.problem, "output": grade.output}
+
+    async def _solve(self) -> dict[str, Any]:
+        """Plays the solution of a step."""
+        folders = [folder / "solution" for folder in self.task.folders_of(self._step)]
+        folder = next((folder for folder in folders if (folder / "solve.sh").is_file()), None)
+        if folder is None:
+            raise Unavailable("it has no solution/solve.sh")
+        await place_files(await self._open_box(), {"/solution": folder}, LOGS)
+        env = {"DEBIAN_FRONTEND": "noninteractive", **self.boxes.resolve("solution.env", self.task.table.solution.env)}
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+        command = f"{exports}chmod +x /solution/solve.sh\n/solution/solve.sh"
+        return {"output": _describe(await self._run(command, min(self._left_s, SOLVE_S)))}
+
+
+def _describe(done: Completed) -> str:
+    status = f"stopped: {done.stopped}" if done.stopped else f"exit status {done.status}"
+    return f"{status} {(done.stdout + done.stderr).strip()[-500:]}"

@@ -1,0 +1,102 @@
+"""The settings of `environment: harbor:FOLDER`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+
+from pydantic import BeforeValidator
+
+from gateway.config.entries import SandboxTool
+from gateway.errors import ConfigError
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from mtrl_plugins.environments.settings import EnvironmentSettings
+from mtrl_plugins.harbor.task_file import INSTRUCTION, HarborTask, list_tasks, read_task
+
+if TYPE_CHECKING:
+    from gateway.session import AnyGateway
+    from gateway.toolset import Toolset
+    from trainer.rollout.steppers import Stepper
+
+MOST = {"memory_mb": 4096, "cpus": 2.0, "disk_mb": 4096, "files": 200_000, "processes": 512}
+REWARD = "mtrl_plugins.harbor.harbor_rollout:harbor_reward"
+
+
+class HarborSettings(EnvironmentSettings):
+    """A folder of Harbor tasks, each a directory with `task.toml`, `instruction.md` and `tests`: the policy works in a
+    sandbox, and the tests give the reward."""
+
+    framework: ClassVar[str] = "harbor"
+
+    python: None = None
+    """Not used, and neither are `args`: the programs are those of the tasks' roots."""
+    tools: tuple[SandboxTool, ...] = ("shell",)
+    """The policy's tools: `shell`, `files`, `python`."""
+    sandbox: Annotated[
+        SandboxSettings, BeforeValidator(lambda value: {**MOST, **value} if isinstance(value, Mapping) else value)
+    ] = SandboxSettings.model_validate(MOST)
+    """What a task may have at most. `network`: the hosts of `network_mode = "public"`, among which an allowlist and MCP
+    servers must be; `root`: that of tasks whose image has none."""
+    roots: dict[str, str] = {}
+    """The root of an image, or of a task with a Dockerfile, by its name. By default their names in lower case, with `-`
+    in place of what a root's name cannot have."""
+    env: dict[str, str] = {}
+    """What `${NAME}` stands for in the `env` and `headers` of task files, which get nothing else of this process."""
+    held_out: Path | None = None
+    """A folder with the tasks of `environment:eval`."""
+
+    def defaults(self) -> dict[str, Any]:
+        """What a run file need not say."""
+        values: dict[str, Any] = {
+            "data": "environment",
+            "reward": {"components": {"environment": {"function": REWARD, "batched": True}}},
+            "limits": {"assistant_turns": 50, "user_turns": 50, "tool_calls": 100, "timeout_s": 3600.0},
+        }
+        return values if self.held_out is None else {**values, "evaluation": {"data": "environment:eval"}}
+
+    @cached_property
+    def folders(self) -> Mapping[str, Mapping[str, Path]]:
+        """The directories of all tasks by name, in each split. Raises ConfigError."""
+        found: dict[str, Mapping[str, Path]] = {"train": list_tasks(Path(self.id).expanduser())}
+        if self.held_out is not None:
+            found["eval"] = list_tasks(self.held_out.expanduser())
+        return found
+
+    def read(self, name: str) -> HarborTask:
+        """The task of a name. Raises ConfigError."""
+        for folders in self.folders.values():
+            if name in folders:
+                return read_task(name, folders[name])
+        remedy = "write `data: environment`, or give rows the names of tasks as `id`"
+        raise ConfigError(f"there is no task {name!r:.80} in {self.id}", remedy=remedy)
+
+    def make_rows(self, split: str) -> Sequence[Mapping[str, Any]]:
+        if split not in self.folders:
+            raise ConfigError("there are no held-out tasks", field="environment.held_out", remedy="name their folder")
+        return [{"id": name, "prompt": _read_prompt(folder)} for name, folder in self.folders[split].items()]
+
+    def make_toolset(self) -> Toolset:
+        from mtrl_plugins.harbor.harbor_toolset import HarborToolset
+
+        return HarborToolset(self)
+
+    def make_stepper(self) -> Stepper:
+        from mtrl_plugins.harbor.harbor_rollout import HarborStepper
+
+        return cast("Stepper", HarborStepper(self))
+
+    async def try_out(self, gateway: AnyGateway) -> str:
+        """Reads all tasks, and plays the solutions of some. Raises GatewayError with what is wrong."""
+        from mtrl_plugins.harbor.try_tasks import try_tasks
+
+        return await try_tasks(self, gateway)
+
+
+def _read_prompt(folder: Path) -> str:
+    """What a row shows; the rollout itself begins with the instruction of the task or of its first step."""
+    try:
+        return (folder / INSTRUCTION).read_text(encoding="utf-8")[:4096].strip() or folder.name
+    except (OSError, UnicodeDecodeError):
+        return folder.name

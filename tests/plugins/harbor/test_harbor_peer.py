@@ -1,0 +1,124 @@
+"""Rewards beside Harbor's own: its verifier, steps and rewards, on the same files of the same policies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.plugins.harbor.harbor_runs import open_tasks, play
+from tests.plugins.harbor.harbor_tasks import RIGHT, SAMPLES, Sample, write_task
+
+HERE = Path(__file__).parent
+PEER = HERE.parents[2] / ".harbor-peers"
+"""The Python that has Harbor; `make peers` makes it."""
+
+
+async def compare(
+    folder: Path, tree: Path, jobs: Sequence[tuple[str, str, Sequence[str]]], **options: Any
+) -> list[Any]:
+    """Plays tasks by name, working folder and commands, here and there; returns the rewards, which are equal."""
+    (tree / "rollout").mkdir(exist_ok=True)  # As sandboxes have it.
+    given = {
+        "folder": str(folder / "peer"),
+        "jobs": [
+            {"task": str(folder / "tasks" / name), "tree": str(tree), "workdir": workdir, "commands": [*commands]}
+            for name, workdir, commands in jobs
+        ],
+    }
+    words = [str(PEER / "bin/python"), str(HERE / "harbor_peer.py")]
+    with anyio.fail_after(300):
+        done = await anyio.run_process(words, input=json.dumps(given).encode(), check=False)
+    assert not done.returncode, done.stderr.decode()[-3000:]
+    theirs, ours = json.loads(done.stdout), []
+    async with open_tasks(folder / "tasks", **options) as runs:
+        for (name, _, commands), their in zip(jobs, theirs, strict=True):
+            rollout, reward = await play(runs, name, commands)
+            assert not rollout.stop.is_infrastructure, rollout.reason
+            rewards = rollout.infos["harbor"]["rewards"] or None
+            assert rewards == their["rewards"], (name, commands, rollout.infos, their)
+            assert (reward is None) == (rewards is None)
+            ours.append(reward)
+    return ours
+
+
+async def test_ten_tasks_get_the_rewards_of_harbors_verifier(tmp_path: Path, tree: Path) -> None:
+    for sample in SAMPLES:
+        write_task(tmp_path / "tasks", sample)
+    jobs = [
+        (sample.name, "/app" if "workdir" in sample.files.get("task.toml.environment", "") else "/rollout", commands)
+        for sample in SAMPLES
+        for commands in sample.policies
+    ]
+    rewards = await compare(tmp_path, tree, jobs)
+    assert {*rewards} == {1.0, 0.0, 0.5, None}
+
+
+FILES = {
+    "empty.json": ("reward.json", ""),
+    "number": ("reward.txt", " 0.25\n"),
+    "empty": ("reward.txt", ""),
+    "nan": ("reward.txt", "nan"),
+    "infinite": ("reward.txt", "1e999"),
+    "words": ("reward.txt", "passed"),
+    "nan.json": ("reward.json", '{"reward": NaN}'),
+    "huge.json": ("reward.json", '{"reward": 1e400}'),
+    "text.json": ("reward.json", '{"reward": "1"}'),
+    "names.json": ("reward.json", '{"style": 0.5, "tests": 1}'),
+    "nothing.json": ("reward.json", "{}"),
+    "broken.json": ("reward.json", '{"reward": 1'),
+    "true.json": ("reward.json", '{"reward": true}'),
+}
+
+
+async def test_reward_files_are_read_as_harbor_reads_them(tmp_path: Path, tree: Path) -> None:
+    for name, (file, text) in FILES.items():
+        tests = f"#!/bin/sh\ncp /tests/given /logs/verifier/{file}\n"
+        write_task(tmp_path / "tasks", Sample(name, files={"tests/test.sh": tests, "tests/given": text}))
+    rewards = await compare(tmp_path, tree, [(name, "/rollout", ["true"]) for name in FILES])
+    assert dict(zip(FILES, rewards, strict=True)) == {
+        **dict.fromkeys(FILES, None), "number": 0.25, "names.json": 0.75, "true.json": 1.0
+    }  # fmt: skip
+
+
+@pytest.fixture
+def templates(tmp_path: Path) -> Path:
+    """The templates of Harbor's wheel as tasks, with what they leave to their authors."""
+    (package,) = PEER.glob("lib/python*/site-packages/harbor")
+    folder = tmp_path / "tasks"
+    given = {
+        "adapter": (package / "cli/template-adapter/task-template", None),
+        "shared-pytest": (package / "cli/template-task", package / "cli/template-task/shared-pytest-tests"),
+        "separate-pytest": (package / "cli/template-task", package / "cli/template-task/pytest-tests"),
+        "empty": (package / "cli/template-task", None),
+        "compiled": (package / "cli/template-task", package / "compile/compiled-task-template/tests"),
+    }
+    for name, (template, tests) in given.items():
+        task = shutil.copytree(template, folder / name)
+        (task / "instruction.md").write_text("Write /app/answer.")
+        if tests is not None:
+            shutil.copytree(tests, task / "tests", dirs_exist_ok=True)
+    config = folder / "adapter/task.toml"
+    config.write_text(config.read_text().replace("TODO_ORG/{{ADAPTER_ID}}__{task_id}", "org/adapter__1"))
+    script = folder / "compiled/tests/auto-verify-artifacts.sh"
+    (folder / "compiled/tests/test.sh").write_text(
+        script.read_text().replace("-euo pipefail", "-eu").replace("/usr/bin/env bash", "/bin/sh")
+    )
+    (folder / "compiled/tests/required-artifacts.txt").write_text("/app/answer\n")
+    return folder
+
+
+async def test_templates_of_the_wheel_get_the_same_rewards(tmp_path: Path, tree: Path, templates: Path) -> None:
+    names = ("adapter", "compiled", "empty", "separate-pytest", "shared-pytest")
+    jobs = [(name, "/rollout", [command]) for name in names for command in (RIGHT, "true")]
+    rewards = await compare(tmp_path, tree, jobs, sandbox={"root": "busybox"})
+    assert dict(zip([(name, command == RIGHT) for name, _, (command,) in jobs], rewards, strict=True)) == {
+        ("adapter", True): 1.0, ("adapter", False): 1.0, ("compiled", True): 1.0, ("compiled", False): 0.0,
+        ("empty", True): None, ("empty", False): None, ("separate-pytest", True): 0.0,
+        ("separate-pytest", False): 0.0, ("shared-pytest", True): None, ("shared-pytest", False): None,
+    }  # fmt: skip

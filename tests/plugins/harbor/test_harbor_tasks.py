@@ -1,0 +1,288 @@
+"""Harbor tasks in boxes: what their files say is done, and what cannot be is refused by its name and ends no run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import ConfigError, GatewayError, Unavailable
+from gateway.gateway import Gateway
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
+from gateway.sandbox.grader import Grader
+from gateway.sandbox.roots import roots_folder
+from gateway.tool_table import Source
+from gateway.types import Task
+from mtrl_plugins.harbor import task_file
+from mtrl_plugins.harbor.boxes import TaskBoxes
+from mtrl_plugins.harbor.harbor_toolset import END_STEP
+from mtrl_plugins.harbor.settings import HarborSettings
+from mtrl_plugins.harbor.try_tasks import try_tasks
+from tests.live_server import live_server
+from tests.plugins.harbor.harbor_runs import make_settings, open_tasks, play, write_turns
+from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, WRONG, Sample, reward, step, write_task
+from tests.trainer.policy_scripts import render_calls
+from trainer.rollout.rollout import StopReason
+from trainer.setup import load_data, make_gateway
+
+
+def environment_of(folder: Path, **options: Any) -> HarborSettings:
+    """The section of a run file."""
+    found = HarborSettings.of(make_settings(folder, **options))
+    assert isinstance(found, HarborSettings)
+    return found
+
+
+async def try_folder(folder: Path, **options: Any) -> str:
+    """What the dry run says about the tasks of a folder."""
+    settings = make_settings(folder, **options)
+    async with make_gateway(settings) as gateway:
+        try:
+            return await environment_of(folder, **options).try_out(gateway)
+        except GatewayError as error:
+            return str(error)
+
+
+async def test_dry_run_plays_solutions_and_names_those_that_are_not_worth_one(tmp_path: Path) -> None:
+    write_task(tmp_path, SAMPLES[0])
+    write_task(tmp_path, Sample("steps", SAMPLES[6].config, {
+        **SAMPLES[6].files, "steps/one/solution/solve.sh": "#!/bin/sh\necho 1 > /app/one\n",
+        "steps/two/solution/solve.sh": "#!/bin/sh\necho 12 > /app/two\n"}))  # fmt: skip
+    said = await try_folder(tmp_path)
+    assert "2 tasks" in said and "the solutions of hello, steps are worth 1" in said
+    write_task(tmp_path, Sample("wrong", files={"tests/test.sh": PASSES, "solution/solve.sh": "#!/bin/sh\nexit 3\n"}))
+    said = await try_folder(tmp_path)
+    assert said.startswith("task wrong: its solution is worth {'reward': 0.0}; solve.sh: exit status 3")
+
+
+BAD = {
+    "no-instruction": ({"instruction.md": None}, r"no-instruction/instruction\.md: is missing"),
+    "empty-instruction": ({"instruction.md": " \n"}, r"instruction\.md: is empty"),
+    "broken-toml": ({"task.toml": "[environment\n"}, r"broken-toml/task\.toml(:\d+)?: is no TOML"),
+    "no-toml": ({"task.toml": None}, r"no-toml/task\.toml: is missing"),
+    "wrong-type": ({"task.toml": "[agent]\ntimeout_sec = 'soon'"}, "agent.timeout_sec: .*number"),
+    "no-root": ({"task.toml": '[environment]\ndocker_image = "org/Image:1.2"'},
+                r"environment\.docker_image: there is no root 'org-image-1\.2' of org/Image:1\.2(.|\n)*"
+                r"docker pull org/Image:1\.2 && docker save org/Image:1\.2 -o org-image-1\.2\.tar && mtrl-gateway"),
+    "dockerfile": ({"task.toml": "", "environment/Dockerfile": "FROM busybox"},
+                   r"no root 'dockerfile' of .*Dockerfile(.|\n)*docker build -t dockerfile .*environment && docker"),
+    "no-image": ({"task.toml": ""}, r"environment\.docker_image: there is no image, and no environment/Dockerfile"),
+    "compose": ({"environment/docker-compose.yaml": "services: {}"}, "docker-compose.yaml: a task has one box"),
+    "gpus": ({"task.toml": "[environment]\ngpus = 1\n"}, r"environment\.gpus: 1: a box has no GPU"),
+    "windows": ({"task.toml": '[environment]\nos = "Windows"\n'}, "environment.os: 'Windows': boxes are Linux"),
+    "user": ({"task.toml": '[agent]\nuser = "agent"\n'}, "agent.user: 'agent': a box has one user"),
+    "step-user": ({"task.toml": '[[steps]]\nname = "a"\n[steps.verifier]\nuser = 1000\n'}, r"steps\.0\.verifier\.user"),
+    "sidecar": ({"task.toml": 'artifacts = [{source = "/a", service = "db"}]\n'}, r"artifacts\.0\.service: 'db'"),
+    "stdio": ({"task.toml": '[[environment.mcp_servers]]\nname = "s"\ntransport = "stdio"\ncommand = "x"\n'},
+              r"environment\.mcp_servers\.0\.transport: 'stdio': a box starts no MCP server"),
+    "host": ({"task.toml": '[environment]\ndocker_image = "busybox"\nnetwork_mode = "allowlist"\n'
+                           'allowed_hosts = ["pypi.org", "example.com"]\n'},
+             r"environment\.allowed_hosts: 'example\.com' is not among(.|\n)*network: \[\"example\.com\"\]"),
+    "range": ({"task.toml": '[environment]\ndocker_image = "busybox"\nnetwork_mode = "allowlist"\n'
+                            'allowed_hosts = ["10.0.0.0/8"]\n'}, r"environment\.allowed_hosts: cannot be kept to"),
+    "secret": ({"task.toml": '[environment]\ndocker_image = "busybox"\nenv = {KEY = "${PATH}"}\n'},
+               r"environment\.env: \$\{PATH\} is not known"),
+    "artifact": ({"task.toml": 'artifacts = ["/tests/x"]\n[environment]\ndocker_image = "busybox"\n'
+                               '[verifier]\nenvironment_mode = "separate"\n'}, "artifacts: .*would lie over"),
+    "no-tests": ({"tests/test.sh": None}, r"verifier: no-tests/tests/test\.sh is missing"),
+    "link": ({"instruction.md": Path("/etc/passwd")}, "instruction.md: is a link that leads out of the task"),
+    "tests-link": ({"tests": Path("/etc")}, "tests: is a link that leads out of the task"),
+    "step-name": ({"task.toml": '[[steps]]\nname = "../hello"\n'}, r"steps\.0\.name"),
+}  # fmt: skip
+
+
+def spoil(folder: Path, name: str, files: dict[str, Any]) -> None:
+    """Writes a task of which some files are changed, removed, or links."""
+    task = write_task(folder, Sample(name, files={"tests/test.sh": PASSES}))
+    for file, text in files.items():
+        if isinstance(text, Path) and (task / file).is_dir():
+            (task / file / "test.sh").unlink()
+            (task / file).rmdir()
+        elif text is None or isinstance(text, Path):
+            (task / file).unlink()
+        if isinstance(text, Path):
+            (task / file).symlink_to(text)
+        elif text is not None:
+            (task / file).write_text(text)
+
+
+async def test_each_task_that_cannot_be_played_is_named_and_costs_only_its_own_rollouts(tmp_path: Path) -> None:
+    for name, (files, _) in BAD.items():
+        spoil(tmp_path, name, files)
+    write_task(tmp_path, SAMPLES[0])
+    options: dict[str, Any] = {"sandbox": {"network": ["pypi.org"]}}
+    settings = environment_of(tmp_path, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mtrl_plugins.harbor.try_tasks.SHOWN", 100)
+        async with make_gateway(make_settings(tmp_path, **options)) as gateway:
+            with pytest.raises(GatewayError) as caught:
+                await try_tasks(settings, gateway)
+    for name, (_, problem) in BAD.items():
+        told = re.search(rf"^task {name}: ((?:.|\n)*?)(?=^task |\Z)", str(caught.value), re.MULTILINE)
+        assert told and re.search(problem, told[1]), (name, told and told[1])
+    assert "task hello" not in str(caught.value)
+    async with open_tasks(tmp_path, **options) as runs:
+        rollout, scored = await play(runs, "gpus", ["true"])
+        assert (rollout.stop, scored) == (StopReason.TOOL_FAILED, None) and "a box has no GPU" in rollout.reason
+        assert (await play(runs, "hello", [RIGHT]))[1] == 1.0
+
+
+BROKEN_TESTS = {
+    "hanging": "#!/bin/sh\nsleep 600\n",
+    "nan": reward("echo nan"),
+    "large": "#!/bin/sh\nhead -c 10000000 /dev/zero > /logs/verifier/reward.json\n",
+    "silent": "#!/bin/sh\nexit 0\n",
+}
+
+
+async def test_tests_without_a_valid_reward_are_named_and_their_rollouts_not_scored(tmp_path: Path) -> None:
+    for name, tests in BROKEN_TESTS.items():
+        write_task(tmp_path, Sample(name, "[verifier]\ntimeout_sec = 2\n", {"tests/test.sh": tests}))
+    said = await try_folder(tmp_path)
+    for name in BROKEN_TESTS:
+        assert f"task {name}: its solution got no valid reward: " in said
+    async with open_tasks(tmp_path) as runs:
+        for name in BROKEN_TESTS:
+            rollout, scored = await play(runs, name, [RIGHT])
+            assert (rollout.stop, scored) == (StopReason.DONE, None), rollout.reason
+    async with open_tasks(tmp_path, missing=0.0) as runs:
+        assert (await play(runs, "silent", [RIGHT]))[1] == 0.0
+
+
+async def test_root_that_is_no_linux_is_named(tmp_path: Path) -> None:
+    folder = roots_folder() / "bare"
+    (folder / "files").mkdir(parents=True)
+    (folder / "image.json").write_text('{"env": {}, "workdir": "", "bytes": 0, "files": 0}')
+    write_task(tmp_path, SAMPLES[0])
+    assert "task hello: " in (said := await try_folder(tmp_path, roots={"busybox": "bare"})), said
+
+
+async def test_box_that_fails_is_no_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: Grader, left: object) -> Any:
+        raise Unavailable("the machine is down")
+
+    write_task(tmp_path, SAMPLES[0])
+    monkeypatch.setattr(Grader, "grade", fail)
+    async with open_tasks(tmp_path) as runs:
+        rollout, scored = await play(runs, "hello", [WRONG])
+    assert (rollout.stop, scored) == (StopReason.TOOL_FAILED, None) and "the machine is down" in rollout.reason
+
+
+async def test_reward_that_a_policy_planted_counts_for_nothing_and_is_counted(tmp_path: Path) -> None:
+    write_task(tmp_path, SAMPLES[0])
+    async with open_tasks(tmp_path) as runs:
+        rollout, scored = await play(runs, "hello", ["mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.json"])
+    assert scored == 0.0 and rollout.infos["counts"] == {"grade/planted": 1.0}, rollout.infos
+
+
+async def test_policy_cannot_end_steps_or_play_the_solution(tmp_path: Path) -> None:
+    write_task(tmp_path, SAMPLES[0])
+    async with open_tasks(tmp_path) as runs:
+        calls = [render_calls((name, {})) for name in ("harbor_solve", END_STEP)]
+        rollout = await runs.run(*calls, "Done.")
+    assert rollout.infos["harbor"]["rewards"] == {"reward": 0.0}
+    assert [entry.outcomes[0].value for entry in rollout.ledger if entry.outcomes] == ["invalid", "invalid"]
+
+
+async def test_each_step_is_a_chat_of_its_own_and_unreached_steps_are_worth_nothing(tmp_path: Path) -> None:
+    tests = {**step("one", reward("echo 1")), **step("two", reward("echo 1"))}
+    write_task(tmp_path, Sample("two", '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', tests))
+    async with open_tasks(tmp_path) as runs:
+        whole = await runs.run(*write_turns(["echo x > file", "cat file"]))
+        assert [ledger.messages[-1]["content"] for ledger in whole.ledgers] == ["Done.", "Done."]
+        assert "Do one." in str(whole.ledgers[0].messages[0]) and "Do two." in str(whole.ledgers[1].messages[0])
+        assert "x" in str(whole.ledgers[1].messages[2]["content"])
+        assert whole.infos["harbor"]["rewards"] == {"reward": 1.0}
+        limits = runs.limits.model_copy(update={"assistant_turns": 1})
+        cut = await runs.run(*write_turns(["true", "true"]), limits=limits)
+    assert cut.stop is StopReason.ASSISTANT_TURNS and cut.infos["harbor"]["rewards"] == {"reward": 0.5}
+
+
+async def test_time_of_a_task_ends_its_calls_and_what_is_there_is_graded(tmp_path: Path) -> None:
+    write_task(tmp_path, Sample("short", "[agent]\ntimeout_sec = 1.0\n", {"tests/test.sh": PASSES}))
+    async with open_tasks(tmp_path) as runs:
+        slow = render_calls(("shell", {"command": f"{RIGHT}; sleep 600"}))
+        rollout = await runs.run(slow, slow)
+        assert rollout.stop is StopReason.TOOL_DONE and "The time for it is over" in str(rollout.ledger.messages[-1])
+        assert rollout.infos["harbor"]["rewards"] == {"reward": 1.0}
+
+
+async def test_box_has_what_the_task_says_and_no_more_than_the_run_file_allows(tmp_path: Path) -> None:
+    task = '[verifier]\nnetwork_mode = "no-network"\n[environment]\n'
+    config = (
+        'docker_image = "busybox"\nmemory = "1G"\nstorage_mb = 8\ncpus = 0.5\nworkdir = "/srv"\n'
+        'network_mode = "allowlist"\nallowed_hosts = ["a.pypi.org"]\nenv = {A = "${TOKEN}", B = "${NONE:-b}"}\n'
+    )
+    folder = write_task(tmp_path, Sample("boxed", files={"tests/test.sh": PASSES}))
+    (folder / "task.toml").write_text(task + config)
+    settings = environment_of(tmp_path, sandbox={"network": ["*.pypi.org"]}, env={"TOKEN": "secret"})
+    boxes = TaskBoxes(settings, settings.read("boxed"))
+    (box,), (tests,) = boxes.policy_boxes, boxes.test_boxes
+    assert (box.root, box.workdir, box.network) == ("busybox", "/srv", ("a.pypi.org",))
+    assert (box.memory_mb, box.disk_mb, box.cpus) == (256, 8, 0.5) and box.env == {"A": "secret", "B": "b"}
+    assert tests.network == "loopback" and boxes.grades[0].timeout_s == 600.0
+
+
+async def test_policy_gets_the_tools_of_a_tasks_mcp_servers(tmp_path: Path) -> None:
+    def look_up(word: str) -> str:
+        """Looks a word up."""
+        return f"{word} is 42"
+
+    def shell(command: str) -> str:
+        """Not the sandbox's."""
+        return "other"
+
+    tools = NativeToolset([FunctionTool(look_up), FunctionTool(shell)])
+    with live_server(lambda: Gateway([Source("tools", tools)])) as served:
+        host = served.url.removeprefix("http://")
+        servers = f'[[environment.mcp_servers]]\nname = "words"\ntransport = "http"\nurl = "{served.url}/mcp"\n'
+        write_task(tmp_path, Sample("served", servers, {"tests/test.sh": PASSES}))
+        write_task(tmp_path, SAMPLES[0])
+        said = await try_folder(tmp_path)
+        assert f"'{host}' is not among the hosts" in said
+        async with open_tasks(tmp_path, sandbox={"network": [host]}) as runs:
+            (row,) = (number for number, task in enumerate(runs.tasks) if task.id == "served")
+            calls = [
+                ("words_look_up", {"word": "it"}),
+                ("words_shell", {"command": "x"}),
+                ("shell", {"command": RIGHT}),
+            ]
+            rollout = await runs.run(*(render_calls(call) for call in calls), "Done.", row=row)
+            assert rollout.infos["harbor"]["rewards"] == {"reward": 1.0}, rollout.reason
+            answers = [message["content"] for message in rollout.ledger.messages if message["role"] == "tool"]
+            assert answers == ["it is 42", "other", "[no output]"]
+            async with runs.gateway.open(Task("hello")) as session:
+                assert [spec.name for spec in session.specs] == ["shell"]
+
+
+def test_thousand_tasks_are_listed_without_reading_their_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1000):
+        task = tmp_path / f"task-{number:04}"
+        task.mkdir()
+        (task / "task.toml").write_text("")
+        (task / "instruction.md").write_text(f"Do {number}.")
+    monkeypatch.setattr(task_file.tomllib, "loads", lambda text: pytest.fail("a task was parsed"))
+    tasks = load_data(make_settings(tmp_path), "environment")
+    assert len(tasks) == 1000 and tasks[7].messages[0]["content"] == "Do 7."
+
+
+def test_folders_without_tasks_are_refused_by_name(tmp_path: Path) -> None:
+    for folder, problem in ((tmp_path, "has no tasks"), (tmp_path / "none", "cannot be read")):
+        with pytest.raises(ConfigError, match=problem):
+            load_data(make_settings(folder), "environment")
+    with pytest.raises(ConfigError, match="no held-out tasks"):
+        write_task(tmp_path, SAMPLES[0])
+        load_data(make_settings(tmp_path), "environment:eval")
+
+
+def test_held_out_tasks_are_those_of_another_folder(tmp_path: Path) -> None:
+    write_task(tmp_path / "train", SAMPLES[0])
+    write_task(tmp_path / "eval", SAMPLES[1])
+    settings = make_settings(tmp_path / "train", held_out=tmp_path / "eval")
+    assert settings.evaluation.data == "environment:eval"
+    assert [task.id for task in load_data(settings, "environment:eval")] == ["workdir"]
