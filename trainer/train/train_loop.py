@@ -20,6 +20,7 @@ from trainer.distributed.rank_environment import RESTARTS_KEY, RankRestarts
 from trainer.engine.base import NOT_FINITE, Engine, PolicyWeights
 from trainer.policy import rng
 from trainer.policy.lora import LoraWeights
+from trainer.policy.machine_use import MachineUse
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.reward.scorer import compute_reward_metrics, compute_reward_times
@@ -32,7 +33,6 @@ from trainer.train.collect import StepCollector, StepRollouts, account_for_token
 from trainer.train.early_stop import EarlyStop
 from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.job import Job
-from trainer.train.machine_use import MachineUse
 from trainer.train.modes import RolloutSource, make_rollout_source
 from trainer.train.reporters import Reporters
 from trainer.train.run_folder import TAPES, RunFolder

@@ -10,8 +10,8 @@ import torch
 
 from tests.metrics_page import describe_metric, is_repeated
 from tests.waiting import wait_until
-from trainer.train import machine_use
-from trainer.train.machine_use import MachineUse
+from trainer.policy import machine_use
+from trainer.policy.machine_use import MachineUse
 
 pytestmark = pytest.mark.anyio
 
