@@ -67,9 +67,9 @@ class ArgumentChecks:
         try:
             return checker.explain_quickly(arguments)
         except SlowCheckError:
-            return await self.explain_slowly(checker, arguments, call_timeout_s())
+            return await self._explain_slowly(checker, arguments, call_timeout_s())
 
-    async def explain_slowly(self, checker: ArgumentChecker, arguments: str, call_timeout_s: float) -> str | None:
+    async def _explain_slowly(self, checker: ArgumentChecker, arguments: str, call_timeout_s: float) -> str | None:
         if len(arguments) > MAX_LENGTH:
             return f"The arguments have {len(arguments)} characters, more than {MAX_LENGTH}. Write shorter ones."
         with anyio.move_on_after(call_timeout_s):

@@ -90,6 +90,8 @@ async def check_parts(settings: BaseRolloutSettings, gateway: AnyGateway) -> lis
         try:
             if answer := await part.try_out(gateway):
                 findings.append(Finding("ok", answer))
+        except ConfigErrors as error:
+            findings += [Finding("wrong", f"{one.where}: {one.problem}", one.remedy) for one in _flatten_errors(error)]
         except GatewayError as error:
             problem, _, remedy = str(error).partition("\n  remedy: ")
             findings.append(Finding("wrong", problem, remedy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import anyio
@@ -19,6 +20,10 @@ from gateway.wire import dumps
 
 POLL_S = 1.0
 """Interval at which the running calls are sent."""
+PAUSE_S = 0.1
+"""Pause between two updates: each looks at all sessions, and calls may end in every turn of the event loop."""
+LINES_AT_ONCE = 50
+"""Calls that are encoded before others get their turn."""
 SESSIONS_AT_ONCE = 20
 """Sessions that are listed before others get their turn."""
 HEARTBEAT_S = 15.0
@@ -60,8 +65,8 @@ class CallStream:
         headers = ((b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         with self._activity.subscribe() as calls:
-            recent = b"".join(dumps({"call": line}) + b"\n" for line in self._activity.recent)
-            await _send(send, recent + dumps({"running": self._activity.running}) + b"\n")
+            recent = [{"call": line} for line in self._activity.recent]
+            await _send_lines(send, [*recent, {"running": self._activity.running}])
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._send_updates, calls, send)
                 tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
@@ -84,11 +89,16 @@ class CallStream:
             had_running = bool(running)
             if lines or time.monotonic() - sent_at > HEARTBEAT_S:
                 sent_at = time.monotonic()
-                await _send(send, b"".join(dumps(line) + b"\n" for line in lines) or b"\n")
+                await _send_lines(send, lines)
+                await anyio.sleep(PAUSE_S)
 
 
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+async def _send_lines(send: Send, lines: Sequence[Line]) -> None:
+    """Sends JSON lines; without any, an empty one."""
+    for start in range(0, max(1, len(lines)), LINES_AT_ONCE):
+        body = b"".join(dumps(line) + b"\n" for line in lines[start : start + LINES_AT_ONCE]) or b"\n"
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await checkpoint()
 
 
 async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -172,12 +173,12 @@ class Connection:
         token = current_request.set(pending)
         self.pending.add(pending)
         # In a sandbox it has a little less time than the call, so that a late answer is told.
-        answer_s = math.inf if self.transport.sandbox is None else answer_time_s()
+        deadline = nullcontext() if self.transport.sandbox is None else anyio.move_on_after(answer_time_s())
         result = None
         try:
             with (
                 self.late_answers.request(pending, self.transport.sandbox),
-                anyio.move_on_after(answer_s),
+                deadline,
                 self.health.watch_request(pending, self._dispatcher),
             ):
                 result = await self._dispatcher.send_raw_request(method, prepared, options)

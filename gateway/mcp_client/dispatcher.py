@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from itertools import count
 from typing import Any, Protocol
 
@@ -193,7 +194,7 @@ class Dispatcher:
         timeout_s, is_cancellable = options.get("timeout", math.inf), options.get("cancel_on_abandon", True)
         try:
             await self.outbox.send(message, options.get("headers") or {})
-            with anyio.move_on_after(timeout_s):
+            with nullcontext() if timeout_s == math.inf else anyio.move_on_after(timeout_s):
                 return await waiter.wait()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             raise MCPError(CLOSED.code, CLOSED.message) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from gateway.sandbox.host_rules import HostRules
 from gateway.sandbox.roots import find_root, find_workdir
 from gateway.sandbox.sandbox_settings import SandboxSettings, check_environment
 from mtrl_plugins.harbor.settings import HarborSettings
-from mtrl_plugins.harbor.task_file import CONFIG, DOCKERFILE, HarborTask, McpServer, Network, StepTable
+from mtrl_plugins.harbor.task_file import CONFIG, DOCKERFILE, Environment, HarborTask, Network, StepTable
 
 LOGS, ARTIFACTS = "/logs/verifier", "/logs/artifacts"
 TEST = f"chmod +x /tests/test.sh; (/tests/test.sh) > {LOGS}/test-stdout.txt 2>&1; tail -c 2000 {LOGS}/test-stdout.txt"
@@ -31,13 +32,22 @@ class TaskBoxes:
 
     def __init__(self, settings: HarborSettings, task: HarborTask) -> None:
         self.settings, self.task = settings, task
-        self.policy_boxes = [self._make_policy_box(step) for step in task.steps]
-        """The policy's box in each step."""
-        self.test_boxes = [self._make_test_box(step) for step in task.steps]
+        environment, folder = task.table.environment, task.folder / "environment"
+        root = self._find_root("environment", environment.docker_image, folder, task.name)
+        self.policy_boxes, self.test_boxes = list[SandboxSettings](), list[SandboxSettings]()
+        """The boxes of each step."""
+        for step in task.steps:
+            phases = [part.agent for part in task.parts_of(step)]
+            self.policy_boxes.append(self._make_box("environment", environment, root, [*phases, environment]))
+            phases, own, own_root = [part.verifier for part in task.parts_of(step)], environment, root
+            if task.is_separate(step):
+                own = next((phase.environment for phase in phases if phase.environment), environment)
+                own_root = self._find_test_root(step) or root
+            self.test_boxes.append(self._make_box("verifier", own, own_root, [*phases, own]))
         self.workdir = find_workdir(self.policy_boxes[0])
         self.grades = [self._make_grade(step) for step in task.steps]
-        self.servers = [(server.name, self._make_server(server)) for server in task.table.environment.mcp_servers]
-        folder = task.folder / "environment"
+        self.instructions = [task.read_instruction(step) for step in task.steps]
+        self.servers = [self._make_server(server) for server in task.table.environment.mcp_servers]
         is_uploaded = folder.is_dir() and any(folder.iterdir()) and not (folder / DOCKERFILE).exists()
         self.upload = folder if is_uploaded else None
         """The folder whose files are put into the working folder: that of a task with a ready image."""
@@ -51,27 +61,14 @@ class TaskBoxes:
 
     def _fill_in(self, field: str, values: Mapping[str, str]) -> dict[str, str]:
         def find(match: re.Match[str]) -> str:
-            value = self.settings.env.get(match[1], match[2])
+            value = os.environ.get(match[1], match[2]) if match[1] in self.settings.env else match[2]
             if value is None:
-                raise self._error(field, f"{match[0]} is not known", f"give `environment.env: {{{match[1]}: ...}}`")
+                raise self._error(field, f"{match[0]} is not known", f"set it, and name it in `env: [{match[1]}]`")
             return value
 
         return {name: VARIABLE.sub(find, value) for name, value in values.items()}
 
-    def _make_policy_box(self, step: StepTable | None) -> SandboxSettings:
-        environment = self.task.table.environment
-        phases = [part.agent for part in self.task.parts_of(step)]
-        return self._make_box("environment", environment, self._find_policy_root(), [*phases, environment])
-
-    def _make_test_box(self, step: StepTable | None) -> SandboxSettings:
-        verifiers = [part.verifier for part in self.task.parts_of(step)]
-        environment, root = self.task.table.environment, self._find_policy_root()
-        if self.task.is_separate(step):
-            environment = next((one.environment for one in verifiers if one.environment), environment)
-            root = self._find_test_root(step) or root
-        return self._make_box("verifier", environment, root, [*verifiers, environment])
-
-    def _make_box(self, field: str, environment: Any, root: str, phases: list[Network]) -> SandboxSettings:
+    def _make_box(self, field: str, environment: Environment, root: str, phases: list[Network]) -> SandboxSettings:
         most = self.settings.sandbox
         update = {
             "root": root,
@@ -106,18 +103,19 @@ class TaskBoxes:
         except ValidationError as error:
             raise self._error("artifacts", str(error.errors(include_url=False)[0]["msg"]), "correct it") from error
 
-    def _make_server(self, server: McpServer) -> Server:
-        field, url = f"environment.mcp_servers.{server.name}", urlsplit(server.url)
-        headers = self._fill_in(f"{field}.headers", server.headers)
+    def _make_server(self, given: Mapping[str, Any]) -> tuple[str, Server]:
+        field = f"environment.mcp_servers.{given.get('name', '')}"
         try:
-            given = {"url": server.url, "transport": server.transport, "headers": headers, "isolation": "session"}
-            made, port = Server.model_validate(given), url.port or (443 if url.scheme == "https" else 80)
+            url, headers = urlsplit(given["url"]), self._fill_in(f"{field}.headers", given.get("headers", {}))
+            values = {"url": given["url"], "transport": given.get("transport", "sse"), "headers": headers}
+            made = Server.model_validate({**values, "isolation": "session"})
+            port = url.port or (443 if url.scheme == "https" else 80)
             is_allowed = HostRules(self.settings.sandbox.hosts).allows_name(url.hostname or "", port)
-        except ValueError as error:
-            raise self._error(field, f"it cannot be reached: {error}", "correct it") from error
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise self._error(field, f"it cannot be reached: {error}", "give its `url`") from error
         if not is_allowed:
             raise self._refuse_host(field, url.netloc)
-        return made
+        return str(given.get("name", "server")), made
 
     def _find_network(self, field: str, policy: Network) -> tuple[str, ...] | str:
         allowed = self.settings.sandbox.hosts
@@ -131,10 +129,6 @@ class TaskBoxes:
             except ValueError as error:
                 raise self._error(f"{field}.allowed_hosts", f"cannot be kept to: {error}", "name hosts") from error
         return hosts or "loopback"
-
-    def _find_policy_root(self) -> str:
-        image, folder = self.task.table.environment.docker_image, self.task.folder / "environment"
-        return self._find_root("environment", image, folder, self.task.name)
 
     def _find_test_root(self, step: StepTable | None) -> str:
         """The root of tests that have an image of their own; empty for those that are put into the policy's."""

@@ -11,7 +11,6 @@ from gateway.errors import Unavailable
 from gateway.session import AnySession
 from gateway.types import Context, Outcome, ToolCall
 from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP
-from mtrl_plugins.harbor.settings import HarborSettings
 from trainer.ledger import Message
 from trainer.reward.attempt import Attempt
 from trainer.rollout.rollout import StopReason
@@ -24,9 +23,6 @@ LOOP = Context(audience="loop")
 
 class HarborStepper(ToolsAndFeedback):
     """Begins a task for each rollout."""
-
-    def __init__(self, settings: HarborSettings) -> None:
-        self.settings = settings
 
     @asynccontextmanager
     async def begin(self, start: RolloutStart) -> AsyncIterator[tuple[Step, HarborRollout]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from math import fsum, inf
 from pathlib import Path
 from time import monotonic
@@ -100,14 +100,11 @@ class HarborSession:
 
     def __init__(self, toolset: HarborToolset, boxes: TaskBoxes) -> None:
         self.toolset, self.boxes, self.task = toolset, boxes, boxes.task
-        first, provider = boxes.policy_boxes[0], toolset.provider
-        pairs = zip(boxes.grades, boxes.test_boxes, strict=True)
-        self._graders = [Grader(grade, first, provider, own) for grade, own in pairs]
-        tools = SandboxToolset(toolset.settings.tools, first, provider, "harbor")
-        tools.grader = self._graders[0]  # Its boxes keep their files.
-        self._tools, self._box = tools, SandboxSession(tools, "")
+        self._tools = SandboxToolset(toolset.settings.tools, boxes.policy_boxes[0], toolset.provider, "harbor")
+        self._tools.grader = self._make_grader(0)  # Its boxes keep their files.
+        self._box = SandboxSession(self._tools, "")
         self._sandbox: Sandbox | None = None
-        self.own_specs: list[ToolSpec] = [*tools.specs]
+        self.own_specs: list[ToolSpec] = [*self._tools.specs]
         """The tools of this task alone."""
         self._servers: dict[str, Session] = {}
         self._number, self._left_s = 0, inf
@@ -122,6 +119,10 @@ class HarborSession:
     @property
     def _step(self) -> StepTable | None:
         return self.task.steps[self._number]
+
+    def _make_grader(self, number: int) -> Grader:
+        boxes = self.boxes
+        return Grader(boxes.grades[number], boxes.policy_boxes[0], self.toolset.provider, boxes.test_boxes[number])
 
     async def add_server(self, name: str, server: McpToolset, task: Task, stack: AsyncExitStack) -> None:
         """Offers a server's tools, with its name before them if one is taken."""
@@ -165,8 +166,10 @@ class HarborSession:
             return ToolResult((Text(NO_MORE_TIME),), Outcome.ERROR, done=is_last, reason="the task's time is over")
         if call.name not in self._servers:
             await self._open_box()
-        started = monotonic()
-        with anyio.move_on_after(min(self.toolset.settings.timeout_s, max(LEAST_S, self._left_s))):
+        started, limit_s = monotonic(), self.toolset.settings.timeout_s
+        if call.name not in self._servers:  # What runs in the box is told that its time is over.
+            limit_s = min(limit_s, max(LEAST_S, self._left_s))
+        with anyio.move_on_after(limit_s):
             result = await self._servers.get(call.name, self._box).call(call, context)
             self._left_s -= monotonic() - started
             return result
@@ -177,7 +180,8 @@ class HarborSession:
         box = await self._box.get_sandbox()
         if box is not self._sandbox:
             self._sandbox = box
-            await self._run(f"mkdir -p /logs/agent {LOGS} {ARTIFACTS}", SETUP_S)
+            with suppress(NoGrade):
+                await self._run(f"mkdir -p /logs/agent {LOGS} {ARTIFACTS}", SETUP_S)
             if self._number == 0:
                 await self._upload(self.boxes.upload)
         return box
@@ -188,10 +192,16 @@ class HarborSession:
             await place_files(await self._open_box(), {self.boxes.workdir: folder}, LOGS)
 
     async def _run(self, command: str, timeout_s: float) -> Completed:
-        return await (await self._open_box()).run(("/bin/sh", "-c", command), b"", timeout_s)
+        """Runs a command in the box; raises NoGrade where there is no shell."""
+        box = await self._open_box()
+        try:
+            return await box.run(("/bin/sh", "-c", command), b"", timeout_s)
+        except OSError as error:
+            raise NoGrade(f"its root has no shell: {error}") from error
 
     async def _begin_step(self) -> dict[str, Any]:
-        """Prepares a step's box; returns what the policy is asked."""
+        """Prepares a step's box; returns what the policy is asked. Raises NoGrade where something is in the way, which
+        the policy may have left in the step before."""
         step, parts = self._step, self.task.parts_of(self._step)
         self._left_s = next((part.agent.timeout_sec for part in parts if part.agent.timeout_sec), inf)
         self._tools.settings = self.boxes.policy_boxes[self._number]
@@ -203,16 +213,17 @@ class HarborSession:
             if (folder / "setup.sh").is_file():
                 done = await self._run(f"sh {shlex.quote(f'{self.boxes.workdir}/setup.sh')}", SETUP_S)
                 if done.status != 0:
-                    raise Unavailable(f"steps/{step.name}/workdir/setup.sh failed: {_describe(done)}")
-        return {"instruction": self.task.read_instruction(step), "steps": len(self.task.steps) - self._number}
+                    raise NoGrade(f"steps/{step.name}/workdir/setup.sh failed: {_describe(done)}")
+        return {"instruction": self.boxes.instructions[self._number], "steps": len(self.task.steps) - self._number}
 
     async def _end_step(self, *, is_last: bool) -> dict[str, Any]:
         """Grades a step; `is_last`: the policy was stopped, and does not reach the next."""
         step = self._step
         if self.task.is_separate(step) and self._sandbox is not None:
             for collect in (one for part in self.task.parts_of(step) for one in part.verifier.collect):
-                await self._run(collect.command, collect.timeout_sec)  # One that fails leaves nothing to collect.
-        grade = await self._box.grade(self._graders[self._number])
+                with suppress(NoGrade, SandboxEnded):  # It leaves nothing to collect.
+                    await self._run(collect.command, collect.timeout_sec)
+        grade = await self._box.grade(self._make_grader(self._number))
         self._planted += grade.is_planted
         rewards = dict(grade.rewards) or {"reward": grade.reward}
         self._rewards.append(rewards)
@@ -225,7 +236,11 @@ class HarborSession:
         if is_last or self._number + 1 == len(self.task.steps):
             return self._make_end(grade, unreached=len(self.task.steps) - len(self._rewards))
         self._number += 1
-        return await self._begin_step()
+        try:
+            return await self._begin_step()
+        except NoGrade as error:
+            end = self._make_end(grade, unreached=len(self.task.steps) - len(self._rewards))
+            return {**end, "problem": str(error)}
 
     def _make_end(self, grade: Grade, unreached: int) -> dict[str, Any]:
         """The rewards of the task. Steps that the policy was stopped before are worth 0."""

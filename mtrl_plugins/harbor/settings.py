@@ -13,7 +13,7 @@ from gateway.config.entries import SandboxTool
 from gateway.errors import ConfigError
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.environments.settings import EnvironmentSettings
-from mtrl_plugins.harbor.task_file import INSTRUCTION, HarborTask, list_tasks, read_task
+from mtrl_plugins.harbor.task_file import INSTRUCTION, HarborTask, list_tasks, read_task, read_text
 
 if TYPE_CHECKING:
     from gateway.session import AnyGateway
@@ -25,25 +25,22 @@ REWARD = "mtrl_plugins.harbor.harbor_rollout:harbor_reward"
 
 
 class HarborSettings(EnvironmentSettings):
-    """A folder of Harbor tasks, each a directory with `task.toml`, `instruction.md` and `tests`: the policy works in a
-    sandbox, and the tests give the reward."""
+    """A folder of Harbor tasks: the policy works in a sandbox, and the tests give the reward."""
 
     framework: ClassVar[str] = "harbor"
 
     python: None = None
     """Not used, and neither are `args`: the programs are those of the tasks' roots."""
     tools: tuple[SandboxTool, ...] = ("shell",)
-    """The policy's tools: `shell`, `files`, `python`."""
+    """The policy's tools."""
     sandbox: Annotated[
         SandboxSettings, BeforeValidator(lambda value: {**MOST, **value} if isinstance(value, Mapping) else value)
     ] = SandboxSettings.model_validate(MOST)
-    """What a task may have at most. `network`: the hosts of `network_mode = "public"`, among which an allowlist and MCP
-    servers must be; `root`: that of tasks whose image has none."""
+    """What a task may have at most. `network`: what is `public`; `root`: that of tasks whose image has none."""
     roots: dict[str, str] = {}
-    """The root of an image, or of a task with a Dockerfile, by its name. By default their names in lower case, with `-`
-    in place of what a root's name cannot have."""
-    env: dict[str, str] = {}
-    """What `${NAME}` stands for in the `env` and `headers` of task files, which get nothing else of this process."""
+    """The root of an image, or of a task with a Dockerfile, by its name; by default it has that name, in lower case."""
+    env: tuple[str, ...] = ()
+    """Environment variables that `${NAME}` in the `env` and `headers` of task files may stand for."""
     held_out: Path | None = None
     """A folder with the tasks of `environment:eval`."""
 
@@ -85,10 +82,10 @@ class HarborSettings(EnvironmentSettings):
     def make_stepper(self) -> Stepper:
         from mtrl_plugins.harbor.harbor_rollout import HarborStepper
 
-        return cast("Stepper", HarborStepper(self))
+        return cast("Stepper", HarborStepper())
 
     async def try_out(self, gateway: AnyGateway) -> str:
-        """Reads all tasks, and plays the solutions of some. Raises GatewayError with what is wrong."""
+        """Reads all tasks, and plays the solutions of some. Raises ConfigErrors with what is wrong."""
         from mtrl_plugins.harbor.try_tasks import try_tasks
 
         return await try_tasks(self, gateway)
@@ -97,6 +94,6 @@ class HarborSettings(EnvironmentSettings):
 def _read_prompt(folder: Path) -> str:
     """What a row shows; the rollout itself begins with the instruction of the task or of its first step."""
     try:
-        return (folder / INSTRUCTION).read_text(encoding="utf-8")[:4096].strip() or folder.name
-    except (OSError, UnicodeDecodeError):
+        return read_text(folder / INSTRUCTION, folder)[:4096].strip() or folder.name
+    except ConfigError:
         return folder.name

@@ -72,15 +72,6 @@ class Network(_Table):
     env: dict[str, str] = {}
 
 
-class McpServer(_Table):
-    """An MCP server whose tools the policy gets."""
-
-    name: str
-    transport: str = "sse"
-    url: str = ""
-    headers: dict[str, str] = {}
-
-
 class Environment(Network):
     """A box."""
 
@@ -88,7 +79,7 @@ class Environment(Network):
     cpus: Annotated[float | None, Field(gt=0)] = None
     memory_mb: Size = None
     storage_mb: Size = None
-    mcp_servers: tuple[McpServer, ...] = ()
+    mcp_servers: tuple[dict[str, Any], ...] = ()
     workdir: Annotated[str, Field(pattern="^(/.*)?$")] = ""
 
 
@@ -156,7 +147,7 @@ class HarborTask:
     def read_instruction(self, step: StepTable | None) -> str:
         """What the policy is asked. Raises ConfigError."""
         file = self.folders_of(step)[0] / INSTRUCTION
-        lines = _read_text(file, self.folder).split("\n")
+        lines = read_text(file, self.folder).split("\n")
         while lines and (CANARY.fullmatch(lines[0].strip()) or not lines[0].strip()):
             lines.pop(0)
         if not lines:
@@ -195,7 +186,7 @@ def read_task(name: str, folder: Path) -> HarborTask:
     """A task. Raises ConfigErrors with all that is wrong with it, or that cannot be done."""
     file, errors = folder / CONFIG, list[ConfigError]()
     try:
-        values = tomllib.loads(_read_text(file, folder))
+        values = tomllib.loads(read_text(file, folder))
         task = HarborTask(name, folder, TaskTable.model_validate(values))
         for field, problem in [*_find_refused(values, ""), *_find_problems(task)]:
             errors.append(ConfigError(problem, file=file, field=field, remedy=NOT_HERE))
@@ -246,7 +237,7 @@ def _find_problems(task: HarborTask) -> Iterator[tuple[str, str]]:
                 yield path.name, ".harborignore is not read"
 
 
-def _read_text(file: Path, folder: Path) -> str:
+def read_text(file: Path, folder: Path) -> str:
     """A file of a task. Raises ConfigError."""
     problem = ""
     try:

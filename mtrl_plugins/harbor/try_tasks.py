@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from anyio import to_thread
 
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import ConfigError, ConfigErrors, GatewayError
 from gateway.plural import format_count
 from gateway.session import AnyGateway
 from gateway.types import Task
@@ -16,33 +16,33 @@ from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP, SOLVE
 from mtrl_plugins.harbor.settings import HarborSettings
 
 SAMPLE, SHOWN = 5, 20
-"""Tasks whose solutions are played, and problems that are shown."""
+"""Tasks whose solutions are played, and tasks whose problems are shown."""
 
 
 async def try_tasks(settings: HarborSettings, gateway: AnyGateway) -> str:
-    """What the tasks are; raises GatewayError with all problems."""
-    problems = await to_thread.run_sync(lambda: dict(_find_problems(settings)))
-    names = [name for folders in settings.folders.values() for name in folders if name not in problems]
+    """What the tasks are; raises ConfigErrors with all problems."""
+    folders = {name: folder for split in settings.folders.values() for name, folder in split.items()}
+    problems = await to_thread.run_sync(lambda: dict(_find_problems(settings, folders)))
+    names = [name for name in folders if name not in problems]
     sample = names[:: max(1, -(-len(names) // SAMPLE))]
     for name in sample:
         if problem := await _try_solution(name, gateway):
-            problems[name] = problem
+            problems[name] = ConfigError(problem, file=folders[name], remedy="correct the solution or the tests")
     if problems:
-        shown = [f"task {name}: {problem}" for name, problem in list(problems.items())[:SHOWN]]
-        more = f"\nand {len(problems) - SHOWN} more tasks" if len(problems) > SHOWN else ""
-        raise GatewayError("\n".join(shown) + more)
+        more = len(problems) - SHOWN
+        errors = [*problems.values()][:SHOWN]
+        raise ConfigErrors([*errors, ConfigError(f"{more} more tasks", file=settings.id)] if more > 0 else errors)
     hosts = ", ".join(settings.sandbox.hosts) or "none"
     found = f"{format_count(len(names), 'task')} of {settings.id}; public hosts: {hosts}"
     return f"{found}; the solutions of {', '.join(sample)} are worth 1"
 
 
-def _find_problems(settings: HarborSettings) -> Iterator[tuple[str, str]]:
-    for folders in settings.folders.values():
-        for name in folders:
-            try:
-                TaskBoxes(settings, settings.read(name))
-            except ConfigError as error:
-                yield name, str(error)
+def _find_problems(settings: HarborSettings, names: Iterable[str]) -> Iterator[tuple[str, ConfigError]]:
+    for name in names:
+        try:
+            TaskBoxes(settings, settings.read(name))
+        except ConfigError as error:
+            yield name, error
 
 
 async def _try_solution(name: str, gateway: AnyGateway) -> str:

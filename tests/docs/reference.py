@@ -27,10 +27,7 @@ from gateway.loop_watchdog import LoopWatchdog
 from mtrl_plugins.environments.settings import EnvironmentSettings, framework_settings
 from tests.docs.public_api import PUBLIC
 from trainer.cli import app as trainer_app
-from trainer.data.row_to_task import ROW_FIELDS
-from trainer.storage.run_files import RUN_LAYOUT
 from trainer.train.settings import TrainSettings
-from trainer.view.metrics import DESCRIPTIONS, is_repeated
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -219,32 +216,6 @@ def _schema_default(value: Mapping[str, Any]) -> str:
     return "" if default is None or isinstance(default, dict) else f"`{json.dumps(default)}`"
 
 
-def rows() -> str:
-    """The page of the fields of data rows."""
-    head = "The fields of a row of `data:` that mtrl reads ([your own job](../your-own-job.md)). A field that is null"
-    head += " counts as missing, and all others are kept for your reward functions (`attempt.columns`)."
-    parts = ["# Data rows", NOTE, head]
-    for title, fields in ROW_FIELDS.items():
-        lines = ((f"`{name}`", field.type, field.meaning) for name, field in fields.items())
-        parts.append(f"## {title}\n\n{_table(('Field', 'Type', 'Meaning'), lines)}")
-    return "\n\n".join(parts)
-
-
-def run_folder() -> str:
-    """The page of the files of a run's folder."""
-    head = "What a training run writes below `--out` (`runs/NAME`): `*` stands for a name or number, in `checkpoints/*`"
-    head += (
-        " for the step. The latest checkpoints and the best one are kept; `--resume` takes the newest one whose files"
-    )
-    head += " have their sha256."
-    parts = ["# Run folder", NOTE, head]
-    for title, files in RUN_LAYOUT.items():
-        parts.append(
-            f"## {title}\n\n{_table(('File', 'What it holds'), ((f'`{file}`', text) for file, text in files.items()))}"
-        )
-    return "\n\n".join(parts)
-
-
 def yaml() -> str:
     """The page of tool_configs/*.yaml and mcp_servers.json."""
     parts, shown, known = ["# Tool and server files", NOTE], _Shown(), set[str]()
@@ -301,20 +272,13 @@ def _prometheus() -> Iterator[tuple[object, ...]]:
 
 
 def metrics() -> str:
-    """The page of the trainer's and the gateway's metrics."""
-    rows = ((f"`{name}`", text if is_repeated(name) else f"{text} *") for name, text in DESCRIPTIONS.items())
-    repeated = "A run that was stopped and resumed measures the same values, but for the names marked by *."
-    return "\n\n".join(
-        [
-            "# Metrics",
-            NOTE,
-            "## Training\n\nIn `metrics.jsonl`, TensorBoard and the other reporters; one value per step.",
-            repeated,
-            _table(("Metric", "Meaning"), rows),
-            "## Gateway\n\nAt `/metrics`, for Prometheus.",
-            _table(("Metric", "Kind", "Meaning"), _prometheus()),
-        ]
+    """The page of metrics: the trainer's as they are written there, and the gateway's."""
+    title, training = (
+        "## Gateway\n\nAt `/metrics`, for Prometheus.",
+        (FOLDER / "metrics.md").read_text(encoding="utf-8"),
     )
+    table = _table(("Metric", "Kind", "Meaning"), _prometheus())
+    return f"{training.partition(title)[0]}{title}\n\n{table}"
 
 
 def _signature(thing: Any) -> str:
@@ -354,8 +318,6 @@ def python() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": cli,
     "run-file.md": run_file,
-    "rows.md": rows,
-    "run-folder.md": run_folder,
     "yaml.md": yaml,
     "http.md": http,
     "metrics.md": metrics,

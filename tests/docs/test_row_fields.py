@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
 from gateway.errors import ConfigErrors
-from tests.docs.reference import ROOT
+from tests.docs.reference import FOLDER, ROOT
 from trainer.data.row_media import RowMedia
-from trainer.data.row_to_task import ROW_FIELDS, row_to_task
+from trainer.data.row_to_task import row_to_task
 from trainer.rollout.settings import ColumnSettings
 from trainer.rollout.task import KIND_COLUMNS
 
-DESCRIBED = {name for fields in ROW_FIELDS.values() for name in fields}
+DESCRIBED = {*re.findall(r"^\| `(.+?)` \| ", (FOLDER / "rows.md").read_text(encoding="utf-8"), re.M)}
 READ_LATER = {*KIND_COLUMNS, "environment", "environment_row", "env_config", "ctx_config"}
 """Fields that a row's task does not depend on: metrics, environments and reward functions read them."""
 

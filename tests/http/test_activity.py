@@ -9,9 +9,12 @@ from typing import Any
 
 import anyio
 import httpx2
+from anyio.lowlevel import checkpoint
+from starlette.types import Message
 
 from gateway.gateway import Gateway
 from gateway.http.activity import HISTORY, MAX_BACKLOG, MAX_CHARS, ActivityLog, session_digest
+from gateway.http.activity_routes import PAUSE_S, CallStream
 from gateway.session import ObservedCall
 from gateway.types import Image, Text, ToolCall, ToolResult
 from tests.http.api_client import ApiClient, HangingTool
@@ -112,3 +115,34 @@ async def test_slow_subscriber_misses_calls_and_receives_their_count() -> None:
         assert received.receive_nowait()["missed"] == 3
     live.drop_closed_subscribers()
     live.observe(make_observed_call())
+
+
+async def test_call_stream_looks_at_the_sessions_a_few_times_a_second_however_many_calls_end() -> None:
+    class CountedLog(ActivityLog):
+        looks = 0
+
+        @property
+        def running(self) -> list[dict[str, Any]]:
+            self.looks += 1
+            return []
+
+    live, shown, all_shown = CountedLog(Gateway([]), anyio.Event()), 0, anyio.Event()
+
+    async def receive() -> Message:
+        await all_shown.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        nonlocal shown
+        shown += message.get("body", b"").count(b'{"call"')
+        if shown == 300:
+            all_shown.set()
+
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            started = anyio.current_time()
+            tasks.start_soon(CallStream(live), {}, receive, send)
+            for _ in range(300):
+                live.observe(make_observed_call())
+                await checkpoint()
+    assert live.looks <= 3 + (anyio.current_time() - started) / PAUSE_S

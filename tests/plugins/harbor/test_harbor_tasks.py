@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import ConfigError, GatewayError, Unavailable
+from gateway.errors import ConfigError, ConfigErrors, GatewayError, Unavailable
 from gateway.gateway import Gateway
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
@@ -55,7 +55,7 @@ async def test_dry_run_plays_solutions_and_names_those_that_are_not_worth_one(tm
     assert "2 tasks" in said and "the solutions of hello, steps are worth 1" in said
     write_task(tmp_path, Sample("wrong", files={"tests/test.sh": PASSES, "solution/solve.sh": "#!/bin/sh\nexit 3\n"}))
     said = await try_folder(tmp_path)
-    assert said.startswith("task wrong: its solution is worth {'reward': 0.0}; solve.sh: exit status 3")
+    assert said.startswith(f"{tmp_path}/wrong: its solution is worth {{'reward': 0.0}}; solve.sh: exit status 3")
 
 
 BAD = {
@@ -118,12 +118,12 @@ async def test_each_task_that_cannot_be_played_is_named_and_costs_only_its_own_r
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mtrl_plugins.harbor.try_tasks.SHOWN", 100)
         async with make_gateway(make_settings(tmp_path, **options)) as gateway:
-            with pytest.raises(GatewayError) as caught:
+            with pytest.raises(ConfigErrors) as caught:
                 await try_tasks(settings, gateway)
     for name, (_, problem) in BAD.items():
-        told = re.search(rf"^task {name}: ((?:.|\n)*?)(?=^task |\Z)", str(caught.value), re.MULTILINE)
-        assert told and re.search(problem, told[1]), (name, told and told[1])
-    assert "task hello" not in str(caught.value)
+        told = "\n".join(str(error) for error in caught.value.errors if f"{tmp_path}/{name}/" in str(error))
+        assert re.search(problem, told), (name, told)
+    assert f"{tmp_path}/hello" not in str(caught.value)
     async with open_tasks(tmp_path, **options) as runs:
         rollout, scored = await play(runs, "gpus", ["true"])
         assert (rollout.stop, scored) == (StopReason.TOOL_FAILED, None) and "a box has no GPU" in rollout.reason
@@ -143,7 +143,7 @@ async def test_tests_without_a_valid_reward_are_named_and_their_rollouts_not_sco
         write_task(tmp_path, Sample(name, "[verifier]\ntimeout_sec = 2\n", {"tests/test.sh": tests}))
     said = await try_folder(tmp_path)
     for name in BROKEN_TESTS:
-        assert f"task {name}: its solution got no valid reward: " in said
+        assert f"/{name}: its solution got no valid reward: " in said
     async with open_tasks(tmp_path) as runs:
         for name in BROKEN_TESTS:
             rollout, scored = await play(runs, name, [RIGHT])
@@ -157,7 +157,8 @@ async def test_root_that_is_no_linux_is_named(tmp_path: Path) -> None:
     (folder / "files").mkdir(parents=True)
     (folder / "image.json").write_text('{"env": {}, "workdir": "", "bytes": 0, "files": 0}')
     write_task(tmp_path, SAMPLES[0])
-    assert "task hello: " in (said := await try_folder(tmp_path, roots={"busybox": "bare"})), said
+    said = await try_folder(tmp_path, roots={"busybox": "bare"})
+    assert "hello: its root has no shell: No such file or directory: /bin/sh" in said
 
 
 async def test_box_that_fails_is_no_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +202,19 @@ async def test_each_step_is_a_chat_of_its_own_and_unreached_steps_are_worth_noth
     assert cut.stop is StopReason.ASSISTANT_TURNS and cut.infos["harbor"]["rewards"] == {"reward": 0.5}
 
 
+async def test_policy_that_spoils_the_next_step_gets_nothing_for_it(tmp_path: Path) -> None:
+    for name, setup in (("blocked", {"workdir/given": "1"}), ("broken", {"workdir/setup.sh": "exit $(cat /app/code)"})):
+        files = {**step("one", reward("echo 1")), **step("two", reward("echo 1"), **setup)}
+        write_task(tmp_path, Sample(name, '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', {
+            **files, "task.toml.environment": 'workdir = "/app"\n'}))  # fmt: skip
+    async with open_tasks(tmp_path) as runs:
+        for name, command in (("broken", "echo 3 > /app/code"), ("blocked", "rm /bin/sh /bin/bash /bin/busybox")):
+            (row,) = (number for number, task in enumerate(runs.tasks) if task.id == name)
+            rollout = await runs.run(*write_turns([command, "true"]), row=row)
+            assert not rollout.stop.is_infrastructure, (name, rollout.reason)
+            assert rollout.infos["harbor"]["rewards"] == {"reward": 0.5 * (name == "broken")}, (name, rollout.infos)
+
+
 async def test_time_of_a_task_ends_its_calls_and_what_is_there_is_graded(tmp_path: Path) -> None:
     write_task(tmp_path, Sample("short", "[agent]\ntimeout_sec = 1.0\n", {"tests/test.sh": PASSES}))
     async with open_tasks(tmp_path) as runs:
@@ -210,7 +224,9 @@ async def test_time_of_a_task_ends_its_calls_and_what_is_there_is_graded(tmp_pat
         assert rollout.infos["harbor"]["rewards"] == {"reward": 1.0}
 
 
-async def test_box_has_what_the_task_says_and_no_more_than_the_run_file_allows(tmp_path: Path) -> None:
+async def test_box_has_what_the_task_says_and_no_more_than_the_run_file_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = '[verifier]\nnetwork_mode = "no-network"\n[environment]\n'
     config = (
         'docker_image = "busybox"\nmemory = "1G"\nstorage_mb = 8\ncpus = 0.5\nworkdir = "/srv"\n'
@@ -218,7 +234,9 @@ async def test_box_has_what_the_task_says_and_no_more_than_the_run_file_allows(t
     )
     folder = write_task(tmp_path, Sample("boxed", files={"tests/test.sh": PASSES}))
     (folder / "task.toml").write_text(task + config)
-    settings = environment_of(tmp_path, sandbox={"network": ["*.pypi.org"]}, env={"TOKEN": "secret"})
+    monkeypatch.setenv("TOKEN", "secret")
+    monkeypatch.setenv("NONE", "hidden")
+    settings = environment_of(tmp_path, sandbox={"network": ["*.pypi.org"]}, env=["TOKEN"])
     boxes = TaskBoxes(settings, settings.read("boxed"))
     (box,), (tests,) = boxes.policy_boxes, boxes.test_boxes
     assert (box.root, box.workdir, box.network) == ("busybox", "/srv", ("a.pypi.org",))

@@ -16,12 +16,12 @@ from gateway.errors import ConfigError
 from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from mtrl_plugins.workers.settings import WorkerSettings
 from mtrl_plugins.workers.worker_pool import read_worker_token
+from tests.metrics_page import is_repeated
 from tests.plugins.workers.pools import list_workers
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.jobs import small_job
 from trainer.cli import app
 from trainer.storage.rollout_file import Rollouts
-from trainer.view.metrics import is_repeated
 
 STEPS = 16
 TOOLS = """

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.metrics_page import is_repeated
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.jobs import small_job
 from tests.waiting import PATIENCE_S
-from trainer.view.metrics import is_repeated
 
 STEPS = 4
 LEAVE_S = 90.0

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.metrics_page import is_repeated
 from tests.trainer.train.jobs import SMALL, small_job
 from trainer.storage.rollout_file import Rollouts
 from trainer.train.replay_step import replay_step
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
-from trainer.view.metrics import is_repeated
 
 USER_CODE = '''
 import anyio

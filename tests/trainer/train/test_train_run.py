@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from gateway.errors import ConfigError
+from tests.metrics_page import describe_metric, is_repeated
 from tests.trainer.algorithms.scored_groups import outcomes
 from tests.trainer.train.jobs import small_job
 from trainer.storage.rollout_file import Rollouts
@@ -20,7 +21,6 @@ from trainer.train.evaluate import Evaluation, compare_run, evaluate_model
 from trainer.train.replay_step import replay_step
 from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
-from trainer.view.metrics import describe_metric, is_repeated
 from trainer.view.task_outcomes import compare_runs
 
 

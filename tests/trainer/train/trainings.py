@@ -8,9 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tests.metrics_page import is_repeated
 from tests.trainer.train.jobs import SMALL, demo_model
 from trainer.storage.run_files import read_metrics
-from trainer.view.metrics import is_repeated
 
 Run = Callable[..., str]
 TINY: dict[str, Any] = {
