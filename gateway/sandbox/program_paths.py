@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from itertools import islice
+from contextlib import suppress
 from pathlib import Path
 
 from gateway.sandbox.sandbox_layout import SYSTEM_FOLDERS
@@ -25,23 +25,14 @@ def find_program_paths(program: Path) -> Iterator[str]:
         yield from find_installation(each)
 
 
-def find_interpreters(program: Path, path: str | None = None) -> Iterator[Path]:
+def find_interpreters(program: Path, path: str | None = None, most: int = MOST_PROGRAMS) -> Iterator[Path]:
     """The program, the interpreter that its first line names, that one's, and so on; `path` is where they are found."""
-    return islice(_follow(program, path), MOST_PROGRAMS)
-
-
-def _follow(program: Path, path: str | None) -> Iterator[Path]:
     yield program
-    try:
-        with program.open("rb") as file:
-            start, _, line = file.read(FIRST_LINE).partition(b"\n")[0].decode("utf-8", "replace").partition("#!")
-    except OSError:
-        return
-    words = [] if start else [word for word in line.split() if word != "-S"]
-    if words and Path(words[0]).name == "env":
-        words = words[1:]
-    if words:
-        yield from _follow(Path(shutil.which(words[0], path=path) or words[0]), path)
+    with suppress(OSError), program.open("rb") as file:
+        start, _, line = file.read(FIRST_LINE).partition(b"\n")[0].decode("utf-8", "replace").partition("#!")
+        words = [] if start else [word for word in line.split() if word != "-S" and not word.endswith("/env")]
+        if words and most > 1:
+            yield from find_interpreters(Path(shutil.which(words[0], path=path) or words[0]), path, most - 1)
 
 
 def find_installation(program: Path) -> Iterator[str]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from anyio import to_thread
@@ -58,16 +58,12 @@ UNCONFINED = "they run as your user, with your files and your network"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """How an agent's program is started inside."""
+class Program(NamedTuple):
+    """How an agent's program is started: its word, what it sees of this machine, and where programs are found."""
 
     word: str
-    """The first word of its command."""
     readable: tuple[str, ...]
-    """What is seen of this machine: its installation, its interpreter's, and files that the command names."""
     path: str
-    """Where programs are looked for."""
 
 
 def choose_box(settings: AgentSettings) -> AgentSandbox | None:
@@ -84,6 +80,8 @@ def choose_box(settings: AgentSettings) -> AgentSandbox | None:
             raise ConfigError(f"agents cannot be confined here: {problem}", field="agent.sandbox")
         log.warning("agents, and what the policy has them run, are not confined: %s: %s", UNCONFINED, problem)
         return None
+    if settings.grade is not None:
+        resolve_grade(settings.grade, Path.cwd(), None, "agent.grade")
     resolved = resolve_paths(Path.cwd(), box, None, "agent.sandbox")
     return box.model_copy(update={name: getattr(resolved, name) for name in PATHS})
 
@@ -118,21 +116,17 @@ def _is_in_root(root: Path, word: str, folders: list[str]) -> bool:
 
 def _is_seen(root: Path, program: Path, box: AgentSandbox) -> bool:
     """Whether a program of this machine runs in a root: its installation is shown there, the system's is not."""
-    places = [place for place in (program, program.resolve()) if is_of_system(place)]
-    return all(os.path.lexists(root / str(place).lstrip("/")) or _is_named(place, box) for place in places)
-
-
-def _is_named(place: Path, box: AgentSandbox) -> bool:
-    return any(map(place.is_relative_to, box.readable))
+    hidden = [place for place in (program, program.resolve()) if is_of_system(place)]
+    hidden = [place for place in hidden if not any(map(place.is_relative_to, box.readable))]
+    return all(os.path.lexists(root / str(place).lstrip("/")) for place in hidden)
 
 
 def _not_inside(program: str, box: AgentSandbox, why: str) -> ConfigError:
+    where, remedy = "there is", "name an installed program, or its whole path"
     if box.root:
-        problem = f"the root {box.root!r} has no program {program!r}{why}"
+        where = f"the root {box.root!r} has"
         remedy = "install it in the image, or name its folder in `agent.sandbox.readable`"
-        return ConfigError(problem, field="agent.command", remedy=remedy)
-    remedy = "name an installed program, or its whole path"
-    return ConfigError(f"there is no program {program!r}{why}", field="agent.command", remedy=remedy)
+    return ConfigError(f"{where} no program {program!r}{why}", field="agent.command", remedy=remedy)
 
 
 def box_of_task(box: AgentSandbox, task: Task) -> AgentSandbox:
@@ -190,11 +184,8 @@ class AgentBox:
         """The grade of what the agent left, if there is a grader. Raises Unavailable."""
         if self.settings.grade is None:
             return None
-        grader = Grader(
-            resolve_grade(self.settings.grade, Path.cwd(), None, "agent.grade"),
-            self.box,
-            BubblewrapProvider(self.reaper),
-        )
+        grade = resolve_grade(self.settings.grade, Path.cwd(), None, "agent.grade")
+        grader = Grader(grade, self.box, BubblewrapProvider(self.reaper))
         try:
             left = await self.sandbox.freeze()
         except SandboxKilled as error:

@@ -36,8 +36,6 @@ class AgentSandbox(SandboxSettings):
     """Memory of all processes together; of each process where cgroups cannot be written."""
     processes: Annotated[int, Field(ge=1, le=4_000_000)] = 512
     """Processes and threads."""
-    cpus: Annotated[float, Field(ge=0.01, le=10_000)] = 2.0
-    """Processor cores; only where cgroups can be written."""
     disk_mb: Annotated[int, Field(ge=1, le=MAX_MB)] = 1024
     """Size of each of its folders in memory, and of all that it changes of a `root`."""
     files: Annotated[int, Field(ge=1, le=2**31)] = 100_000

@@ -203,6 +203,12 @@ async def test_agent_that_takes_too_much_memory_fails_by_itself() -> None:
     assert rollout.stop is StopReason.AGENT_FAILED and "emory" in rollout.reason
 
 
+async def test_agent_may_reserve_more_memory_than_it_may_write() -> None:
+    code = "import mmap; mmap.mmap(-1, 2**35, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0); print(ask('x'))"
+    rollout = await play(code, sandbox={"memory_mb": 256})
+    assert rollout.infos["agent_output"].strip() == "It is 7."
+
+
 async def test_nothing_is_left_in_or_of_a_box_when_the_trainer_is_killed(tmp_path: Path) -> None:
     marker = token_hex(8)
     code = f"{ASK}\n{DAEMONS}\nimport time  #{marker}\nask('x')\ntime.sleep(600)"
@@ -320,6 +326,12 @@ def test_agents_are_not_confined_without_bubblewrap_which_is_said_and_refused_wh
     with caplog.at_level(logging.WARNING):
         AgentHost(AgentSettings(command=("sh",), sandbox="none"))
     assert "`agent.sandbox: none`" in caplog.text and "as your user" in caplog.text
+
+
+def test_file_of_a_grade_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:
+    grade = make_grade(tmp_path, files={"/rollout/check.sh": str(tmp_path / "none.sh")})
+    with pytest.raises(ConfigError, match=r"agent\.grade\.files(.|\n)*there is no .*none\.sh"):
+        AgentHost(AgentSettings.model_validate({"command": ["sh"], "grade": grade}))
 
 
 @pytest.mark.parametrize(
