@@ -87,7 +87,7 @@ async def train(
             for note in await to_thread.run_sync(require_ready, job):
                 console.print(f"warning: {note.text}\n  remedy: {note.remedy}", markup=False, soft_wrap=True)
             loop = await _build_train_loop(job, settings, folder, checkpoint, stack, console)
-            with _frozen_garbage_collection():
+            with _frozen_garbage_collection(), loop.machine:
                 await loop.run()
         if settings.evaluation.after:
             console.print("comparing the model before and after training", markup=False)

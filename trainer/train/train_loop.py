@@ -122,10 +122,6 @@ class TrainLoop:
 
     async def run(self) -> None:
         """Makes the steps that are left."""
-        with self.machine:
-            await self._make_steps()
-
-    async def _make_steps(self) -> None:
         job, settings, progress, thread = self.job, self.job.settings, self.progress, self.thread
         self.best = BestCheckpoint(self.folder.path, self.step)
         self.folder.checkpoints.best_step = self.best.step
