@@ -84,9 +84,8 @@ class AgentSettings(RunPart):
     stdin: Literal["prompt", "json", "none"] = "prompt"
     """What the program reads: the last question as text, the task as JSON, or nothing."""
     sandbox: AgentSandbox | Literal["none"] | None = None
-    """What a program, and what the policy has it run, is confined by: a sandbox of bubblewrap wherever that works, with
-    the program's own installation, the endpoint of its rollout, and nothing else of this machine. `none`: nothing; it
-    runs as your user, with your files and your network."""
+    """Confines a program: by default to a sandbox of bubblewrap wherever that works, with the program's installation
+    and its endpoint, and nothing else of this machine. `none`: it runs as your user, with your files and network."""
     grade: GradeSettings | None = None
     """What gives the reward `grade`, from the files that a program left in its sandbox."""
     args: dict[str, Any] = {}

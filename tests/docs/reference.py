@@ -24,6 +24,8 @@ from gateway.config.editor_schema import schema_texts
 from gateway.http.app import OPERATIONS
 from gateway.http.openapi import openapi_document
 from gateway.loop_watchdog import LoopWatchdog
+from gateway.sandbox.grade_settings import GradeSettings
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.environments.settings import EnvironmentSettings, framework_settings
 from tests.docs.public_api import PUBLIC
 from trainer.cli import app as trainer_app
@@ -129,15 +131,28 @@ def _with_default(kind: str, default: str) -> str:
     return f"{kind}; {default}" if default else kind
 
 
+OF_TOOL_FILES = (SandboxSettings, GradeSettings)
+"""Settings that tool files have, too: `yaml.md` has their keys."""
+
+
 def _inner(annotation: Any) -> type[BaseModel] | None:
     """The settings behind a field, where there is one kind of them."""
     kinds = [annotation, *get_args(annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
+def _own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of settings; where they are a tool file's, those that differ from it."""
+    base: Any = next((kind for kind in OF_TOOL_FILES if issubclass(model, kind)), None)
+    inherited = base.model_fields if base is not None else {}
+    return {
+        key: field for key, field in model.model_fields.items() if _described(field) != _described(inherited.get(key))
+    }
+
+
 def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "") -> Iterator[str]:
     place = prefix.rstrip(".")
-    fields = model.model_fields.items()
+    fields = _own_fields(model).items()
     rows = (
         (f"`{prefix}{name}`", _with_default(_type(field.annotation), _default(field)), field.description)
         for name, field in fields
@@ -145,7 +160,10 @@ def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "") -> Iterat
     )
     yield f"## `{place}`" if place else "## Top level"
     yield inspect.getdoc(model) or ""
-    yield shown.table(place, ("Key", "Type; default", "Meaning"), rows)
+    if len(fields) < len(model.model_fields):
+        yield f"Its {'other ' if fields else ''}keys are those that it has in [tool files](yaml.md#mtrl-tool_configsyaml)."
+    if fields:
+        yield shown.table(place, ("Key", "Value", "Meaning"), rows)
     for name, field in fields:
         if inner := _inner(field.annotation):
             yield from _settings(inner, shown, f"{prefix}{name}.")
@@ -167,7 +185,7 @@ def _framework(name: str, kind: type[EnvironmentSettings], shown: _Shown) -> Ite
     )
     yield f"## `environment: {name}:...`"
     yield inspect.getdoc(kind) or ""
-    yield shown.table(f"environment: {name}", ("Key", "Type; default", "Meaning"), rows)
+    yield shown.table(f"environment: {name}", ("Key", "Value", "Meaning"), rows)
 
 
 def _described(field: FieldInfo | None) -> tuple[Any, Any] | None:
@@ -176,7 +194,7 @@ def _described(field: FieldInfo | None) -> tuple[Any, Any] | None:
 
 def run_file() -> str:
     """The page of the run file's keys."""
-    head = "Every key of a run file (`mtrl-train --config run.yaml`). On the command line: the flags, and `KEY=VALUE`."
+    head = "Every key of a run file (`mtrl-train --config run.yaml`), its type and default. Also as `KEY=VALUE`."
     return "\n\n".join(["# Run file", NOTE, head, *_settings(TrainSettings, _Shown())])
 
 
@@ -205,7 +223,7 @@ def _schema_part(name: str, schema: Mapping[str, Any], shown: _Shown) -> Iterato
     ]
     yield f"### {name}\n\n{schema.get('description', '')}"
     if told := [row for row in rows if row[-1]]:
-        yield shown.table(name, ("Key", "Type; default", "Meaning"), told)
+        yield shown.table(name, ("Key", "Value", "Meaning"), told)
     if plain := [row for row in rows if not row[-1]]:
         yield f"Also {', '.join(f'{key} ({kind})' for key, kind, _ in plain)}."
 
