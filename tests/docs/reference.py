@@ -161,7 +161,8 @@ def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "") -> Iterat
     yield f"## `{place}`" if place else "## Top level"
     yield inspect.getdoc(model) or ""
     if len(fields) < len(model.model_fields):
-        yield f"Its {'other ' if fields else ''}keys are those that it has in [tool files](yaml.md#mtrl-tool_configsyaml)."
+        which = "other keys" if fields else "keys"
+        yield f"Its {which} are those that it has in [tool files](yaml.md#mtrl-tool_configsyaml)."
     if fields:
         yield shown.table(place, ("Key", "Value", "Meaning"), rows)
     for name, field in fields:
