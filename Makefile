@@ -24,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks harbor-peer clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -73,11 +73,12 @@ format: install  ## Format the code
 serve: install  ## Serve tool_configs/ and mcp_servers.json on http://127.0.0.1:8765
 	$(BIN)/mtrl-gateway serve
 
-peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers/installed .harbor-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers and environments that they start
+peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers and environments that they start
 
 .peers/installed: .venv/installed
 	rm -rf .peers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .peers trl==1.16.0 verl==0.7.0 ms-swift==4.6.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .peers --ignore-requires-python harbor==0.26.0
 	@touch $@
 
 .mcp-peers/installed:  # MCP servers and clients of other releases and packages, which tests start
@@ -95,7 +96,9 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 	.gym-peers/bin/python -m pip install --quiet --disable-pip-version-check gymnasium==1.4.0
 	@touch $@
 
-.harbor-peers/installed:  # Harbor, whose verifier tests compare with: only what that imports, and it takes Python 3.12
+harbor-peer: .harbor-peers/installed  ## Harbor itself, which takes a python3.12: its recorded verdicts are checked against it
+
+.harbor-peers/installed:  # Only what its verifier imports.
 	PYENV_VERSION=3.12 python3.12 -m venv .harbor-peers
 	.harbor-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps harbor==0.26.0
 	.harbor-peers/bin/python -m pip install --quiet --disable-pip-version-check jinja2 packaging pathspec platformdirs pydantic python-dotenv pyyaml shortuuid tenacity toml 2> /dev/null
