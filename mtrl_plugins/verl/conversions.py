@@ -253,7 +253,7 @@ def clip_dual(value: Any, config: SourceConfig) -> float | None:
     return parse_number(value) if config[LOSS_MODE] == "vanilla" and ESTIMATORS.get(estimator) != "rloo" else None
 
 
-def aggregate(value: Any, config: SourceConfig) -> str | int:
+def aggregate(value: Any, config: SourceConfig) -> str | float:
     """The aggregation, or the constant that token sums are divided by; in verl, gspo always has its own."""
     if value not in AGGREGATES:
         raise UnsupportedValue(f"unknown aggregation {value!r}", f"write one of {', '.join(AGGREGATES)}")
@@ -262,7 +262,7 @@ def aggregate(value: Any, config: SourceConfig) -> str | int:
     if value == "seq-mean-token-sum-norm":
         constant = parse_count(config[f"{ACTOR}.loss_scale_factor"] or max_response_tokens(config))
         rows = None if config[f"{ACTOR}.use_dynamic_bsz"] else config[f"{ACTOR}.ppo_micro_batch_size_per_gpu"]
-        return max(1, round(constant / parse_count(rows or 1)))  # verl sums over a micro-batch, and takes no mean.
+        return constant / parse_count(rows) if rows else constant  # verl sums over a micro-batch, and takes no mean.
     aggregation: str | int = AGGREGATES[value]
     return aggregation
 

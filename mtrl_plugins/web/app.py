@@ -29,7 +29,7 @@ from anyio import to_thread
 from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 from pydantic import ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
@@ -94,7 +94,10 @@ def _run_endpoint(runs_by_name: Mapping[str, ViewedRun], endpoint: Endpoint) -> 
         if run is None:
             return not_found(request.url.path).response
         try:
-            result = await to_thread.run_sync(endpoint, run, request, await request.body())
+            body = await request.body() if request.method == "POST" else b""
+            result = await to_thread.run_sync(endpoint, run, request, body)
+        except ClientDisconnect:
+            return Problem(400, "invalid_request", "The client left before the body was whole.").response
         except NotFound as error:
             return Problem(404, "not_found", str(error)).response
         except InvalidQuery as error:

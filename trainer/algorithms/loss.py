@@ -35,12 +35,12 @@ class StepTotals:
         return cls(weight, rollouts)
 
 
-def aggregate_loss(losses_T: Tensor, batch: Batch, kind: Aggregation | int, totals: StepTotals) -> Tensor:
+def aggregate_loss(losses_T: Tensor, batch: Batch, kind: Aggregation | float, totals: StepTotals) -> Tensor:
     """Computes this micro-batch's part of the step's loss; the parts of all micro-batches add up to it."""
     weighted_T = torch.where(batch.trained_T, batch.weights_T * losses_T, 0)
     if kind == "token":
         return weighted_T.sum() / totals.weight
-    if isinstance(kind, int):
+    if not isinstance(kind, str):
         return weighted_T.sum() / (totals.rollouts * kind)
     weight_S = batch.sum_by_sequence(batch.weights_T) if batch.rollout_weight_S is None else batch.rollout_weight_S
     mean_S = batch.sum_by_sequence(weighted_T) / torch.where(weight_S > 0, weight_S, 1)

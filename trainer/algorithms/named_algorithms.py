@@ -51,7 +51,7 @@ class Algorithm:
     objective: Callable[[Tensor, Batch, Clip], Objective]
     """(logprobs_T of the new policy, batch, clip) -> the losses to minimise."""
     clip: Clip
-    aggregate: Aggregation | int
+    aggregate: Aggregation | float
     whiten: bool = False
     """Normalises the advantages of all tokens of a step to mean 0 and standard deviation 1."""
     is_supervised: bool = False

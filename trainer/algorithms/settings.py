@@ -135,15 +135,16 @@ class AlgorithmSettings(FrozenModel):
 
     name: Name = "grpo"
     """The algorithm: its advantages, objective, clip and aggregation. Other parts of a paper have settings of their
-    own: DAPO's dynamic sampling is `dynamic: true`, its length penalty is `overlong`, which needs a limit. `sft` raises
-    the logprob of what was written, as far as it was rewarded; it is what `mtrl-train sft` learns traces with."""
+    own: DAPO's dynamic sampling is `dynamic_sampling: true`, its length penalty is `overlong`, which needs a limit.
+    `sft` raises the logprob of what was written, as far as it was rewarded; it is what `mtrl-train sft` learns traces
+    with."""
     clip_low: Share | None = None
     """The importance ratio is clipped at 1 minus this."""
     clip_high: NonNegativeFloat | None = None
     """The importance ratio is clipped at 1 plus this."""
     clip_dual: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """The largest ratio that counts where the advantage is negative (dual clip); by default there is no such bound."""
-    aggregate: Aggregation | PositiveInt | None = None
+    aggregate: Aggregation | PositiveFloat | None = None
     """`token`: every token weighs the same; `sequence`: every sequence weighs the same; a number: sums divided by this
     constant length, which is 1024 where an algorithm has a constant and this is left out."""
     count_untrained: bool = False

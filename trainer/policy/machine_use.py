@@ -29,7 +29,7 @@ class MachineUse:
     def __init__(self) -> None:
         self._before = self._read_clocks()
         self._use: list[list[float]] = []
-        self._memory: list[float] = []
+        self._memory: dict[int, float] = {}
         self._stop = Event()
         self._sampler: Thread | None = None
 
@@ -56,8 +56,8 @@ class MachineUse:
             pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
             metrics["machine/memory_gb"] = pages * PAGE_BYTES / 1e9
         use, self._use = self._use, []
-        memory, self._memory = self._memory, []
-        metrics |= {f"machine/gpu_memory_gb/{device}": value for device, value in enumerate(memory)}
+        memory, self._memory = self._memory, {}
+        metrics |= {f"machine/gpu_memory_gb/{device}": value for device, value in memory.items()}
         return metrics | {
             f"machine/gpu/{device}": sum(each) / len(each) for device, each in enumerate(zip(*use, strict=False))
         }
@@ -76,7 +76,8 @@ class MachineUse:
         devices = range(torch.cuda.device_count())
         while not self._stop.wait(SAMPLE_S):
             with suppress(RuntimeError):
-                taken = [(total - free) / 1e9 for free, total in map(torch.cuda.mem_get_info, devices)]
-                self._memory = [max(pair) for pair in zip(self._memory or taken, taken, strict=True)]
-            with suppress(ImportError, RuntimeError):
+                for device in filter(torch.cuda.memory_reserved, devices):  # Asking another makes a context there.
+                    free, total = torch.cuda.mem_get_info(device)
+                    self._memory[device] = max(self._memory.get(device, 0.0), (total - free) / 1e9)
+            with suppress(Exception):  # boundary: NVML's own errors, where a device tells nothing
                 self._use.append([torch.cuda.utilization(device) / 100 for device in devices])

@@ -53,6 +53,26 @@ def get_json(url: str, **headers: str) -> Any:
         return json.load(answer)
 
 
+def post_notes(url: str, body: bytes) -> Any:
+    with urlopen(
+        Request(f"{url}/notes", data=body, headers={"content-type": "application/json"}), timeout=20
+    ) as answer:
+        return json.load(answer)
+
+
+def test_notes_are_bounded_and_never_replace_what_cannot_be_read(url: str, finished_run: Path) -> None:
+    tags = [f"tag {number}" for number in range(50)]
+    assert post_notes(url, json.dumps({"notes": "a", "tags": tags}).encode()) == {"notes": "a", "tags": tags}
+    for body in (json.dumps({"tags": [*tags, "more"]}), '{"tags": [""]}', '{"notes": 1}', "[]"):
+        with pytest.raises(HTTPError, match="422"):
+            post_notes(url, body.encode())
+    (finished_run / "notes.json").write_text('{"notes": "by hand",}')
+    with pytest.raises(HTTPError, match="409"):
+        post_notes(url, b'{"notes": "b"}')
+    assert "by hand" in (finished_run / "notes.json").read_text()
+    (finished_run / "notes.json").unlink()
+
+
 def get_rows(url: str, **params: Any) -> dict[str, Any]:
     found: dict[str, Any] = get_json(f"{url}/rollouts?{urlencode(params)}")
     return found
