@@ -19,7 +19,7 @@ def remove_folder(folder: Path) -> None:
         if path in tried:
             return
         tried.add(path)
-        for item in (os.path.dirname(path), path):
+        for item in (path,) if path == str(folder) else (os.path.dirname(path), path):
             with suppress(OSError):
                 if not os.path.islink(item):  # A program may have led it to a file that is not its own.
                     os.chmod(item, 0o700)
@@ -30,4 +30,4 @@ def remove_folder(folder: Path) -> None:
                 function(path)
 
     with suppress(OSError, RecursionError):
-        shutil.rmtree(folder, onerror=make_writable)
+        shutil.rmtree(str(folder), onerror=make_writable)

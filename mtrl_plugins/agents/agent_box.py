@@ -22,7 +22,7 @@ from gateway.errors import ConfigError, Unavailable
 from gateway.process.reaper import Reaper
 from gateway.sandbox.choose_provider import find_provider_problem
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
-from gateway.sandbox.grade_settings import resolve_grade
+from gateway.sandbox.grade_settings import GradeSettings, resolve_grade
 from gateway.sandbox.grader import Grade, Grader
 from gateway.sandbox.program_paths import find_installation, find_interpreters, is_of_system
 from gateway.sandbox.provider import BubblewrapProvider, LocalSandbox
@@ -180,11 +180,9 @@ class AgentBox:
         except (StateError, OSError, SandboxEnded, SandboxKilled) as error:
             raise Unavailable(f"the files of the rollout cannot be put into its box: {error}") from error
 
-    async def grade(self) -> Grade | None:
-        """The grade of what the agent left, if there is a grader. Raises Unavailable."""
-        if self.settings.grade is None:
-            return None
-        grade = resolve_grade(self.settings.grade, Path.cwd(), None, "agent.grade")
+    async def grade(self, settings: GradeSettings) -> Grade:
+        """The grade of what the agent left. Raises Unavailable."""
+        grade = resolve_grade(settings, Path.cwd(), None, "agent.grade")
         grader = Grader(grade, self.box, BubblewrapProvider(self.reaper))
         try:
             left = await self.sandbox.freeze()

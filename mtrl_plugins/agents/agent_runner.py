@@ -169,11 +169,14 @@ class _AgentRollout:
             return StopReason.ERROR, format_error(inner)
 
     async def _grade(self, box: AgentBox, scope: anyio.CancelScope) -> None:
-        """Grades what the agent left in its box, in the grader's own time."""
-        scope.deadline = math.inf
-        if (grade := await box.grade()) is not None:
-            self.session.rewards[GRADE] = grade.reward
-            self.infos |= {COUNTS_INFO: {f"{GRADE}{PLANTED}": float(grade.is_planted)}, "agent_grade": grade.problem}
+        """Grades what the agent left in its box, if there is a grader, in its own time: the rollout's stands still."""
+        if (settings := self.runner.host.settings.grade) is None:
+            return
+        rest_s, scope.deadline = scope.deadline - anyio.current_time(), math.inf
+        grade = await box.grade(settings)
+        scope.deadline = anyio.current_time() + rest_s
+        self.session.rewards[GRADE] = grade.reward
+        self.infos |= {COUNTS_INFO: {f"{GRADE}{PLANTED}": float(grade.is_planted)}, "agent_grade": grade.problem}
 
     async def _play(self, tools: AnySession, scope: anyio.CancelScope) -> tuple[StopReason, str]:
         """Runs the agent until it ends, or the time is over."""

@@ -45,3 +45,9 @@ def test_folders_that_nobody_may_open_are_removed_by_a_user_who_is_not_root() ->
         assert not os.path.lexists(folder) and parent.is_dir()
     finally:
         shutil.rmtree(parent)
+
+
+def test_folder_of_a_folder_that_is_gone_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    remove_folder(tmp_path / "gone")
+    assert tmp_path.stat().st_mode & 0o777 == 0o755

@@ -23,14 +23,17 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.errors import ConfigError
+from gateway.gateway import Gateway
+from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentToolset
 from gateway.sandbox import choose_provider
+from gateway.tool_table import Source
 from mtrl_plugins.agents.agent_box import find_program
 from mtrl_plugins.agents.agent_host import AgentHost
 from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
 from mtrl_plugins.agents.settings import AgentSandbox, AgentSettings
 from tests.plugins.agents.agent_harness import TASK, open_agents
 from tests.plugins.agents.test_agent_process import DAEMONS
-from tests.plugins.agents.test_agent_rollouts import ASK, program
+from tests.plugins.agents.test_agent_rollouts import ASK, WALL_S, program
 from tests.sandbox.roots import make_root
 from tests.waiting import PATIENCE_S, wait_until
 from trainer.rollout.rollout import Rollout, StopReason
@@ -252,6 +255,36 @@ async def test_agent_that_goes_on_after_its_last_turn_is_graded_by_what_it_left(
     limits = RolloutLimits(assistant_turns=1)
     rollout = await play(code, limits=limits, stop_s=0.3, grade=make_grade(tmp_path))
     assert (rollout.stop, dict(rollout.rewards)) == (StopReason.ASSISTANT_TURNS, {"grade": 1.0}), rollout
+
+
+class Hanging:
+    """An environment whose reward never comes."""
+
+    def reset(self) -> None: ...
+
+    async def look(self) -> str:
+        """Looks."""
+        return ""
+
+    async def get_reward(self) -> float:
+        await anyio.sleep_forever()
+        return 1.0
+
+
+@pytest.mark.parametrize("kind", ["boxed", "unconfined", "graded"])
+async def test_time_limit_holds_for_the_rewards_of_tools_after_the_agent_has_ended(kind: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"boxed": {}, "unconfined": {"sandbox": "none"}, "graded": {}}[kind]
+    if kind == "graded":
+        settings = {"grade": make_grade(tmp_path)}
+    for wall_s in WALL_S:
+        gateway = Gateway([Source("tools", ClassEnvironmentToolset(ClassEnvironment(Hanging, {})))])
+        limits, command = RolloutLimits(timeout_s=wall_s), program("ask('x'); open('answer.txt', 'w').write('7')")
+        async with open_agents(["It is 7."], gateway=gateway, limits=limits, command=command, **settings) as harness:
+            rollout = await harness.run()
+        if "agent_exit" in rollout.infos:
+            break
+    assert (rollout.stop, rollout.infos["agent_exit"]) == (StopReason.WALL_TIME, 0), rollout
+    assert rollout.infos.get("agent_grade") == ("" if kind == "graded" else None)
 
 
 async def test_agent_works_in_the_root_that_its_row_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
