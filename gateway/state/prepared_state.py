@@ -19,6 +19,7 @@ from gateway.errors import SessionError, Unavailable
 from gateway.state import MAX_NAME
 from gateway.state.git_content import StateTooLarge
 from gateway.state.state_hash import hash_state
+from gateway.state.unpack_tar import unpack_tar
 from gateway.types import Task
 
 
@@ -205,7 +206,7 @@ def _extract(archive: Path, folder: Path) -> None:
         return
     with tarfile.open(archive) as tar:
         _check_size(archive, [member.size for member in tar.getmembers()])
-        tar.extractall(folder, filter="data")
+        unpack_tar(tar, folder)
 
 
 def _check_size(archive: Path, sizes: Sequence[int]) -> None:

@@ -14,7 +14,8 @@ from gateway.types import ToolCall
 from trainer.parse.json_scan import MAX_DEPTH, MAX_DIGITS, MalformedCall, skip_space
 
 # Possessive quantifiers, so that no text causes backtracking.
-_STRING = re.compile(r"""'(?:[^'\\]++|\\.|'(?!\s*+(?:[,)\]}:]|\Z)))*+'|"(?:[^"\\]++|\\.)*+\"""", re.DOTALL)
+# The whole may not be possessive: before 3.11.4, Python then finds no end where one alternative is a quote.
+_STRING = re.compile(r"""'(?:[^'\\]++|\\.|'(?!\s*+(?:[,)\]}:]|\Z)))*'|"(?:[^"\\]++|\\.)*\"""", re.DOTALL)
 """A single quote is an apostrophe unless an argument can end there: some templates do not escape it."""
 _ESCAPE = re.compile(r"\\(?:([abfnrtv0'\"\\\n])|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
 _ESCAPES = {

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,19 @@ class IndexUnpickler(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        """A class by its name, or a dtype."""
+        """A class by its name, a dtype, or what Python before 3.11.4 names members of an enumeration by."""
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no index has")
         return super().find_class(module, name)
+
+
+def _member(kind: Any, name: str) -> Any:
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError(f"it names a part of {kind}, which no index has")
+    return kind[name]
 
 
 def read_sizes(checkpoint: Path) -> dict[str, tuple[int, ...]]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.trainer.vision.vision_models import KINDS, seeing_model
 from trainer.engine.sglang.weight_sync.base import untied_tensors
 from trainer.policy.policy import Policy
 from trainer.policy.settings import LoraSettings, UpdateSettings
+from trainer.policy.shards import IndexUnpickler
 
 TEXT_CONFIG = {
     "hidden_size": 32,
@@ -70,3 +74,22 @@ def test_adapters_are_merged_into_the_tensors_of_their_layers(tmp_path: Path) ->
     assert {*tensors} == {*saved}
     changed = {name for name in saved if not tensors[name].allclose(saved[name])}
     assert changed == {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)}
+
+
+class ByName:
+    """A part of something, as `getattr` gives it: so Python before 3.11.4 pickles members of enumerations."""
+
+    def __init__(self, of: object, name: str) -> None:
+        self.parts = of, name
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, self.parts  # type: ignore[return-value]
+
+
+def test_index_names_members_of_enumerations_alone() -> None:
+    member = next(iter(_MEM_FORMAT_ENCODING))
+    named = pickle.dumps(ByName(_MEM_FORMAT_ENCODING, member.name))
+    assert IndexUnpickler(BytesIO(named)).load() is member
+    for of, name in ((torch.Size, "numel"), (_MEM_FORMAT_ENCODING, "__init__")):
+        with pytest.raises((pickle.UnpicklingError, KeyError)):
+            IndexUnpickler(BytesIO(pickle.dumps(ByName(of, name)))).load()
