@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import math
+import os
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -242,7 +243,7 @@ def pack_folders(files: Mapping[str, Path]) -> bytes:
     try:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for place, path in files.items():
-                tar.add(path.resolve(), place.lstrip("/"), filter=keep)
+                tar.add(os.path.realpath(path), place.lstrip("/"), filter=keep)
     except OSError as error:
         raise Unavailable(f"the files of the grade cannot be read: {error}") from error
     return packed.getvalue()

@@ -4,6 +4,7 @@ loop tools that begin the task, end a step with its tests, and play its solution
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from math import fsum, inf
@@ -55,9 +56,10 @@ class HarborToolset:
         self._services = Services()
         self.provider = choose_provider(settings.sandbox, self._services.reaper)
         self._servers: dict[tuple[str, ...], McpToolset] = {}
+        self._locks = defaultdict[tuple[str, ...], anyio.Lock](anyio.Lock)
 
     async def __aenter__(self) -> Self:
-        self._lock, self._tasks = anyio.Lock(), await anyio.create_task_group().__aenter__()
+        self._tasks = await anyio.create_task_group().__aenter__()
         return self
 
     async def __aexit__(self, *error: Any) -> None:
@@ -80,10 +82,11 @@ class HarborToolset:
         """An MCP server, which all rollouts share that use it; raises Unavailable."""
         headers = (f"{key}: {value.get_secret_value()}" for key, value in config.headers.items())
         key = (name, str(config.url), str(config.transport), *headers)
-        async with self._lock:
-            if key not in self._servers:
-                self._servers[key] = McpToolset(name, config, services=self._services)
-                await self._tasks.start(self._keep_open, self._servers[key])
+        async with self._locks[key]:
+            if key not in self._servers:  # It is in once it has been opened: whoever opens it may be cancelled.
+                server = McpToolset(name, config, services=self._services)
+                await self._tasks.start(self._keep_open, server)
+                self._servers[key] = server
         status = self._servers[key].status
         if status.state != "up":
             raise Unavailable(f"the MCP server {name!r:.80} is {status.state}: {status.reason}")

@@ -5,6 +5,7 @@ A task comes from anywhere. What is read of it lies in its own directory, and wh
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 """A mark by which training data is found, which agents do not see."""
 SIZE = re.compile(r"\s*([0-9.]+)\s*([GMK])\s*", re.IGNORECASE)
 STEP_NAME = re.compile(r"[^<>:\"/\\|?*\x00-\x1f]{0,254}[^<>:\"/\\|?*\x00-\x1f. ]")
+LINK = "is a link that leads out of the task"
 NOT_HERE = "remove it, or run this task with Harbor itself"
 REFUSED: Mapping[str, tuple[Collection[Any], str]] = {
     "os": (("linux",), "boxes are Linux"),
@@ -230,19 +232,33 @@ def _find_problems(task: HarborTask) -> Iterator[tuple[str, str]]:
             yield "verifier", f"{own.name}/tests/test.sh is missing, which writes /logs/verifier/reward.txt"
         if (own / "trajectory.json").exists():
             yield "trajectory.json", "a conversation that came before cannot be continued"
-        for path in (own / "tests", own / "solution", own / "workdir", folder / "tests", folder / "environment"):
-            if not path.resolve().is_relative_to(folder.resolve()):
-                yield path.name, "is a link that leads out of the task"
-            if (path / ".harborignore").exists():
-                yield path.name, ".harborignore is not read"
+        for base in dict.fromkeys((own, folder)):
+            yield from _find_problems_of_files(base, folder)
+
+
+def _find_problems_of_files(base: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    for name in ("tests", "solution", "workdir", "environment"):
+        path = base / name
+        if _leads_out(path, folder):
+            yield str(path.relative_to(folder)), LINK
+            continue
+        if (path / ".harborignore").exists():
+            yield str(path.relative_to(folder)), ".harborignore is not read"
+        for inner in path.glob("*") if name == "tests" and base != folder else ():
+            if _leads_out(inner, folder):  # Each is put in by its name.
+                yield str(inner.relative_to(folder)), LINK
+
+
+def _leads_out(path: Path, folder: Path) -> bool:
+    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def read_text(file: Path, folder: Path) -> str:
     """A file of a task. Raises ConfigError."""
     problem = ""
     try:
-        if not file.resolve().is_relative_to(folder.resolve()):
-            problem = "is a link that leads out of the task"
+        if _leads_out(file, folder):
+            problem = LINK
         elif not file.is_file():
             problem = "is missing"
         elif file.stat().st_size > MAX_BYTES:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import site
+import tarfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -480,3 +482,9 @@ def test_files_of_a_grade_that_are_too_large_are_told_before_they_are_read(tmp_p
         file.truncate(2**40)
     with pytest.raises(Unavailable, match="more than 256 MB: tests/huge"):
         grader.pack_folders({"/tests": tmp_path})
+
+
+def test_link_to_itself_is_packed_as_the_link_that_it_is(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with tarfile.open(fileobj=io.BytesIO(grader.pack_folders({"/tests/loop": tmp_path / "loop"}))) as tar:
+        assert [(member.name, member.linkname) for member in tar] == [("tests/loop", "loop")]

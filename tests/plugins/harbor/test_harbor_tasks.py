@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from anyio import to_thread
 
+from gateway.config.models import Server
 from gateway.errors import ConfigError, ConfigErrors, GatewayError, Unavailable
 from gateway.gateway import Gateway
+from gateway.http.settings import Settings
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.sandbox.grader import Grader
@@ -18,7 +24,7 @@ from gateway.tool_table import Source
 from gateway.types import Task
 from mtrl_plugins.harbor import task_file
 from mtrl_plugins.harbor.boxes import TaskBoxes
-from mtrl_plugins.harbor.harbor_toolset import END_STEP
+from mtrl_plugins.harbor.harbor_toolset import END_STEP, HarborToolset
 from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.try_tasks import try_tasks
 from tests.live_server import live_server
@@ -90,6 +96,11 @@ BAD = {
     "no-tests": ({"tests/test.sh": None}, r"verifier: no-tests/tests/test\.sh is missing"),
     "link": ({"instruction.md": Path("/etc/passwd")}, "instruction.md: is a link that leads out of the task"),
     "tests-link": ({"tests": Path("/etc")}, "tests: is a link that leads out of the task"),
+    "solution-link": ({"solution": Path("/etc")}, "solution: is a link that leads out of the task"),
+    "step-link": ({"task.toml": '[environment]\ndocker_image = "busybox"\n[[steps]]\nname = "a"\n',
+                   "steps/a/instruction.md": "Do a.", "steps/a/tests/stolen": Path("/etc")},
+                  "steps/a/tests/stolen: is a link that leads out of the task"),
+    "loop": ({"instruction.md": Path("instruction.md")}, r"instruction\.md: is missing"),
     "step-name": ({"task.toml": '[[steps]]\nname = "../hello"\n'}, r"steps\.0\.name"),
 }  # fmt: skip
 
@@ -98,11 +109,11 @@ def spoil(folder: Path, name: str, files: dict[str, Any]) -> None:
     """Writes a task of which some files are changed, removed, or links."""
     task = write_task(folder, Sample(name, files={"tests/test.sh": PASSES}))
     for file, text in files.items():
+        (task / file).parent.mkdir(parents=True, exist_ok=True)
         if isinstance(text, Path) and (task / file).is_dir():
-            (task / file / "test.sh").unlink()
-            (task / file).rmdir()
+            shutil.rmtree(task / file)
         elif text is None or isinstance(text, Path):
-            (task / file).unlink()
+            (task / file).unlink(missing_ok=True)
         if isinstance(text, Path):
             (task / file).symlink_to(text)
         elif text is not None:
@@ -274,6 +285,27 @@ async def test_policy_gets_the_tools_of_a_tasks_mcp_servers(tmp_path: Path) -> N
             assert answers == ["it is 42", "other", "[no output]"]
             async with runs.gateway.open(Task("hello")) as session:
                 assert [spec.name for spec in session.specs] == ["shell"]
+
+
+async def test_rollout_that_ends_while_its_server_is_silent_keeps_it_from_no_other(tmp_path: Path) -> None:
+    async def connect(url: str) -> str:
+        values = {"url": url, "transport": "http", "isolation": "session"}
+        return (await toolset._connect("words", Server.model_validate(values))).status.state
+
+    write_task(tmp_path, SAMPLES[0])
+    with socket.create_server(("127.0.0.1", 0)) as silent, live_server(lambda: Gateway([])) as served:
+        port = silent.getsockname()[1]
+        with anyio.fail_after(60):
+            async with HarborToolset(environment_of(tmp_path)) as toolset:
+                async with anyio.create_task_group() as rollouts:
+                    rollouts.start_soon(connect, f"http://127.0.0.1:{port}/mcp")
+                    connection, _ = await to_thread.run_sync(silent.accept)
+                    assert await connect(f"{served.url}/mcp") == "up"
+                    rollouts.cancel_scope.cancel()
+                connection.close()
+                silent.close()
+                with live_server(lambda: Gateway([]), Settings(port=port)) as later:
+                    assert await connect(f"{later.url}/mcp") == "up"
 
 
 def test_thousand_tasks_are_listed_without_reading_their_configuration(
