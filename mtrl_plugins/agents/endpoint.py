@@ -199,7 +199,7 @@ class BoxApp:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request whose body counts until the answer; the one that is too much is given up."""
-        taken, is_refused, has_begun = 0, False, False
+        taken, is_refused, has_started = 0, False, False
 
         async def count() -> Message:
             nonlocal taken, is_refused
@@ -209,17 +209,17 @@ class BoxApp:
             is_refused = is_refused or self._bytes > BOX_BYTES
             return {"type": "http.disconnect"} if is_refused else message
 
-        async def begin(message: Message) -> None:
-            nonlocal has_begun
-            if has_begun or not is_refused:  # What the application says of a client that seems to be gone is left out.
-                has_begun = True
+        async def start(message: Message) -> None:
+            nonlocal has_started
+            if has_started or not is_refused:  # What the application says of a client that seems to be gone is left out.
+                has_started = True
                 await send(message)
 
         try:
-            await self._app(scope, count, begin)
+            await self._app(scope, count, start)
         finally:
             self._bytes -= taken
-        if is_refused and not has_begun:
+        if is_refused and not has_started:
             text = f"requests of more than {BOX_BYTES} bytes are under way; ask again when some are answered"
             problem = PolicyProblem("unavailable", text)
             await Response(chat_dialect.write_problem(problem), problem.status)(scope, receive, send)
