@@ -219,10 +219,13 @@ class GatewaySession:
         """
         if len(calls) == 1:
             return [await self.call(calls[0], context, scope)]
+        self._touch()
         results: list[ToolResult | None] = [None] * len(calls)
 
         async def call_each(indices: Sequence[int]) -> None:
             for index in indices:
+                if self.closed:
+                    return  # the others are cancelled
                 results[index] = await self.call(calls[index], context)
 
         with scope or nullcontext():
@@ -333,7 +336,8 @@ class GatewaySession:
         if self._scopes:
             await self._closing_step("its calls did not end", CANCEL_TIMEOUT_S, self._wait_for_calls)
         rewards_s = REWARDS_TIMEOUT_S + self.finish_s
-        self.has_rewards &= await self._closing_step("no final rewards", rewards_s, self.finish)
+        are_collected = await self._closing_step("no final rewards", rewards_s, self.finish)
+        self.has_rewards &= are_collected  # which the step may have cleared
         await self._closing_step("not everything was released", RELEASE_TIMEOUT_S, self.stack.aclose)
         self._done_closing.set()
 

@@ -23,7 +23,19 @@ class Reward:
     call_id: str | None = None
 
 
-class AnySession(Session, Protocol):
+class SessionMethods(Protocol):
+    """What a gateway's session adds to a toolset's; a wrapper of one inherits it, so that mypy compares the methods."""
+
+    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]: ...
+
+    async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback: ...
+
+    async def close(self, *, is_abandoned: bool = False) -> None:
+        """Safe to call again. An abandoned session, whose rewards nobody wants, is not graded."""
+        ...
+
+
+class AnySession(Session, SessionMethods, Protocol):
     """A gateway session, in this process or remote."""
 
     @property
@@ -36,12 +48,6 @@ class AnySession(Session, Protocol):
     def states(self) -> Mapping[str, str]:
         """The hashes of the states of its servers and sandboxes, once it is finished, for a task that wants them."""
         ...
-
-    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]: ...
-
-    async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback: ...
-
-    async def close(self) -> None: ...
 
 
 class AnyGateway(Protocol):

@@ -97,7 +97,8 @@ class WireError(ValueError):
 
 
 def dumps(value: Json) -> bytes:
-    """Encodes JSON in ASCII. Values of tools that JSON lacks become null (non-finite numbers) or text (objects)."""
+    """Encodes JSON in ASCII; non-finite numbers become null. Of other types it writes some in forms of its own, so
+    values of tools go through `to_plain` before."""
     try:
         return encode_json(value, ensure_ascii=True, inf_nan_mode="null")
     except ValueError:  # an object, or half a character (`\\ud83d`), which only the standard library writes
@@ -171,11 +172,11 @@ def result_to_json(call: ToolCall, result: ToolResult) -> dict[str, Any]:
         "done": result.done,
         "elapsed_s": result.elapsed_s,
         "attempts": result.attempts,
-        "structured": result.structured,
+        "structured": to_plain(result.structured),
         "metrics": to_plain(result.metrics),
         "reason": result.reason,
         "timing": dict(result.timing),
-        "meta": dict(result.meta),
+        "meta": to_plain(result.meta),
     }
 
 
@@ -193,7 +194,7 @@ def feedback_to_json(feedback: Feedback) -> dict[str, Any]:
         "done": feedback.done,
         "message": feedback.message,
         "score": feedback.score,
-        "metadata": dict(feedback.metadata),
+        "metadata": to_plain(feedback.metadata),
         "outcome": feedback.outcome.value,
         "reason": feedback.reason,
     }
@@ -236,9 +237,9 @@ def task_to_json(task: Task) -> dict[str, Any]:
     values = {
         "id": task.id or None,
         "tools": None if task.tools is None else list(task.tools),
-        "create": {name: dict(kwargs) for name, kwargs in task.create.items()} or None,
+        "create": to_plain(task.create) or None,
         "feedback": task.feedback,
-        "feedback_args": dict(task.feedback_args) or None,
+        "feedback_args": to_plain(task.feedback_args) or None,
         "ttl_s": task.ttl_s,
         "state": task.state or None,
         "hash_state": task.hash_state or None,

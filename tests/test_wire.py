@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.chat_messages import chat_content, strict_tool_messages
-from gateway.types import Audio, Image, Outcome, Part, Resource, Text, ToolCall, ToolResult, Video
+from gateway.types import Audio, Feedback, Image, Outcome, Part, Resource, Task, Text, ToolCall, ToolResult, Video
 from gateway.wire import (
     WireError,
     dumps,
+    dumps_large,
+    feedback_to_json,
     part_from_json,
     part_to_json,
     result_from_json,
     result_to_json,
+    task_to_json,
+    to_plain,
 )
+from tests.toolset_conformance.sample_tools import NOT_JSON
 
 words = st.text(max_size=20)
 maybe = st.none() | words
@@ -49,6 +57,22 @@ outcomes = st.sampled_from(Outcome)
 def test_result_round_trips_through_json(result: ToolResult) -> None:
     written = result_to_json(ToolCall("c", "tool"), result) | {"parts": [part_to_json(part) for part in result.parts]}
     assert result_from_json(json.loads(dumps(written))) == result
+
+
+@pytest.mark.parametrize("make", [make for make, _ in NOT_JSON] + [lambda: math.nan, lambda: 1e22, lambda: "\ud83d"])
+def test_small_and_large_values_that_json_lacks_are_written_alike(make: Callable[[], Any]) -> None:
+    value = {"value": make(), "again": [make()]}
+    plain = json.loads(dumps_large(to_plain(value)))
+    encoded = (
+        result_to_json(ToolCall("c", "tool"), ToolResult(structured=value, metrics=value, meta=value)),
+        feedback_to_json(Feedback(metadata=value)),
+        task_to_json(Task(create={"tool": value}, feedback_args=value)),
+    )
+    for fields in encoded:
+        assert dumps(fields) == dumps_large(fields)
+    result, feedback, task = (json.loads(dumps(fields)) for fields in encoded)
+    assert [result["structured"], result["metrics"], result["meta"], feedback["metadata"]] == [plain] * 4
+    assert [task["create"]["tool"], task["feedback_args"]] == [plain] * 2
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from mcp_types import SERVER_INFO_META_KEY
 
 from gateway.types import Audio, Hints, Image, Json, Outcome, Part, Resource, Text, ToolResult, ToolSpec, Video
+from gateway.wire import to_plain
 
 META_PREFIX = "mtrl/"
 """Prefix of the `_meta` keys that one gateway sends to another."""
@@ -56,8 +56,9 @@ def to_call_result(result: ToolResult, *, modern: bool) -> dict[str, Any]:
         "isError": result.outcome is not Outcome.OK,
         "_meta": _result_meta(result),
     }
-    if _can_send(result.structured, modern=modern):
-        call_result["structuredContent"] = result.structured
+    structured = to_plain(result.structured)
+    if _can_send(structured, modern=modern):
+        call_result["structuredContent"] = structured
     return call_result
 
 
@@ -72,9 +73,9 @@ def _result_meta(result: ToolResult) -> dict[str, Any]:
         f"{META_PREFIX}reason": result.reason,
         f"{META_PREFIX}reward": result.reward,
         f"{META_PREFIX}done": result.done or None,
-        f"{META_PREFIX}metrics": _to_json(result.metrics) if result.metrics else None,
+        f"{META_PREFIX}metrics": to_plain(result.metrics) if result.metrics else None,
     }
-    return {**upstream_meta(result.meta), **{key: value for key, value in fields.items() if value is not None}}
+    return upstream_meta(to_plain(result.meta)) | {key: value for key, value in fields.items() if value is not None}
 
 
 def upstream_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,11 +83,6 @@ def upstream_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value for key, value in meta.items() if key != SERVER_INFO_META_KEY and not key.startswith(META_PREFIX)
     }
-
-
-def _to_json(metrics: Mapping[str, Any]) -> Any:
-    """The metrics as JSON; values that JSON cannot represent become text."""
-    return json.loads(json.dumps(dict(metrics), default=str))
 
 
 def to_content_block(part: Part) -> dict[str, Any]:

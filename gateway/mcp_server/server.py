@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, get_args
 
 import anyio
@@ -21,7 +22,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from gateway.gateway import Gateway
-from gateway.large_json import measure
+from gateway.large_json import measure, run_beside
 from gateway.mcp_client.errors import JSONRPC_ERROR
 from gateway.mcp_client.tasks import TASKS_EXTENSION
 from gateway.mcp_server.call_tasks import TaskParams, UpdateTaskParams, cancel_task, get_task, update_task
@@ -47,6 +48,7 @@ from gateway.mcp_server.server_state import (
 )
 from gateway.types import Context, ToolCall, ToolResult, ToolSpec
 from gateway.version import installed_version
+from gateway.wire import is_large_answer
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +215,8 @@ async def call_tool(
         return encode_result(late, modern=modern), late
     async with state.open_session(call.name, meta.get(SESSION_META_KEY), sessions) as session:
         result = await session.call(call, context)
-        return encode_result(result, modern=modern), result
+        encode = partial(encode_result, result, modern=modern)
+        return (await run_beside(encode) if is_large_answer(result) else encode()), result
 
 
 def encode_result(result: ToolResult, *, modern: bool) -> Result:

@@ -20,6 +20,7 @@ from anyio import to_thread
 from gateway.errors import GatewayError, SessionError, TooManySessions
 from gateway.large_json import is_large, run_beside
 from gateway.session import CANCELLED
+from gateway.session_protocols import SessionMethods
 from gateway.tape.line_format import (
     Answer,
     RequestHistory,
@@ -100,11 +101,12 @@ class RecordedGateway:
 
     @asynccontextmanager
     async def open(self, task: Task = Task()) -> AsyncIterator[RecordedSession]:  # noqa: B008 - frozen
-        session = await self.begin(task)
+        session, is_whole = await self.begin(task), False
         try:
             yield session
+            is_whole = True
         finally:
-            await session.close()
+            await session.close(is_abandoned=not is_whole)
 
     async def begin(self, task: Task) -> RecordedSession:
         writer = self._writer
@@ -117,7 +119,7 @@ class RecordedGateway:
                 )
             )
         except GatewayError:
-            await inner.close()
+            await inner.close(is_abandoned=True)
             raise
         register = getattr(self._inner, "sessions", None)
         if isinstance(register, dict):
@@ -136,7 +138,7 @@ class RecordedGateway:
             raise
 
 
-class RecordedSession:
+class RecordedSession(SessionMethods):
     """A session whose requests are recorded when they are answered, or as cancelled when their caller goes away."""
 
     def __init__(self, inner: Any, task: Task, writer: TapeWriter, open_sessions: set[RecordedSession]) -> None:
@@ -191,17 +193,17 @@ class RecordedSession:
             self._writer.write(self._build_finish_line(rewards))
         return rewards
 
-    async def close(self) -> None:
-        await self._inner.close()
+    async def close(self, *, is_abandoned: bool = False) -> None:
+        await self._inner.close(is_abandoned=is_abandoned)
         self.write_end()
 
     def write_end(self) -> None:
-        """Writes the last lines. The inner session is closed by now, and its rewards are final."""
+        """Writes the last lines. The inner session is closed by now, and its rewards are final, if it has them."""
         if self._is_ended:
             return
         self._is_ended = True
         self._open_sessions.discard(self)
-        if not self._is_finished:
+        if not self._is_finished and getattr(self._inner, "has_rewards", True):
             self._writer.try_write(
                 self._build_finish_line({r.source: r.value for r in self._inner.rewards if r.kind == "end"})
             )
@@ -210,7 +212,8 @@ class RecordedSession:
     def _build_finish_line(self, rewards: Mapping[str, float]) -> TapeLine:
         line = {"kind": "finish", "session": self.number, "after": self._history.digest}
         states = dict(getattr(self._inner, "states", EMPTY))
-        return line | {"rewards": dict(rewards)} | ({"states": states} if states else {})
+        counts = {reward.source: reward.value for reward in self._inner.rewards if reward.kind == "count"}
+        return line | {"rewards": {**rewards, **counts}} | ({"states": states} if states else {})
 
     def _add_to_history(self, requests: Sequence[str]) -> list[RequestKey]:
         keys = self._history.keys(requests)

@@ -14,7 +14,6 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, model
 from gateway.config.base import rule_error
 from gateway.errors import ConfigError
 from gateway.sandbox.grade_settings import GradeSettings, check_places
-from gateway.sandbox.roots import find_root
 from gateway.sandbox.sandbox_settings import MAX_MB, Network, SandboxSettings, check_network
 from trainer.rollout.run_part import RunPart
 
@@ -197,6 +196,8 @@ class AgentSettings(RunPart):
             task = task or (each if each.has_feedback else None)
             if column and each.columns.get(column) is not None:
                 roots.setdefault(str(each.columns[column]), each)
+        if roots:
+            from gateway.sandbox.roots import find_root
         for root, each in roots.items():
             try:
                 find_root(root)

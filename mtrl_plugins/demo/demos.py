@@ -5,38 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, overload
 
 from gateway.plugins import load_name
 from mtrl_plugins.demo.plugin import PLUGIN
 from mtrl_plugins.demo.problem import Problem, Split
+from mtrl_plugins.demo.settings import DemoSettings
 from mtrl_plugins.demo.warm_start import Progress, Recipe, WarmStartSetup
-from trainer.rollout.run_part import RunPart
 from trainer.rollout.task import Task
 
 if TYPE_CHECKING:
-    from trainer.rollout.settings import BaseRolloutSettings
     from trainer.train.settings import TrainSettings
-
-
-class DemoSettings(RunPart):
-    """Tasks and model of a demo."""
-
-    key: ClassVar[str] = "demo"
-
-    kinds: tuple[str, ...] = ()
-    """The kinds of tasks; by default all of the demo's job."""
-    warm: Literal["habit", "plain"] = "habit"
-    """How the model is warm-started: `habit` teaches it to guess, `plain` shows it other kinds of tasks only."""
-
-    @classmethod
-    def read(cls, settings: BaseRolloutSettings) -> DemoSettings:
-        """Those of a run, or the defaults."""
-        return cls.of(settings) or cls()
-
-    def check(self, settings: BaseRolloutSettings) -> None:
-        if self.warm != "habit" and getattr(settings, "model", None) in ("sight", "shelves"):
-            raise ValueError("only the model `demo` has more than one warm start; leave `warm` out")
 
 
 @dataclass(frozen=True, slots=True)

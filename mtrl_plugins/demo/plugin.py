@@ -6,7 +6,7 @@ from gateway.plugins import Plugin
 
 PLUGIN = Plugin(
     name="demo",
-    train_sections={"demo": "mtrl_plugins.demo.demos:DemoSettings"},
+    train_sections={"demo": "mtrl_plugins.demo.settings:DemoSettings"},
     examples={
         "demo": "mtrl_plugins.demo.facts.facts_demo:DEMO",
         "sight": "mtrl_plugins.demo.sight.sight_demo:DEMO",

@@ -184,6 +184,13 @@ def _algorithm_name(value: Any, config: SourceConfig) -> str:
     return special or unscaled or ("dapo" if value == "dapo" else "grpo")
 
 
+def entropy_bonus(value: Any, config: SourceConfig) -> float | None:
+    """The weight of the entropy bonus, which TRL averages over tokens."""
+    if parse_number(value) and AGGREGATES.get(config["loss_type"]) != "token":
+        raise UnsupportedValue("here the bonus is averaged as losses are", "write a loss_type of dapo, bnpo or cispo")
+    return parse_number(value) or None
+
+
 def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     """The KL term of the loss."""
     if not parse_number(value):

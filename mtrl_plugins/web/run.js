@@ -2,8 +2,10 @@
 
 import { $, Refusal, clock, count, el, keepFocus, number, percent, put, seconds, integer } from "./dom.js";
 import { chartGroup, dashOf, colourOf, lineChart, looksOf, stackedChart } from "./chart.js";
-import { fetchAlarms, fetchMetrics, fetchRuns as listed, linkTo, saveNotes } from "./data.js";
+import { AXES, axis, isPhase, secondsOf } from "./axis.js";
+import { fetchAlarms, fetchMetrics, fetchRuns as listed, linkTo } from "./data.js";
 import { dataTable } from "./data_table.js";
+import { notesPanel } from "./notes.js";
 
 const POLL_MS = 2000, FRESH_S = 90, MANY = 12;
 const hiddenRuns = { hidden: new Set() }; // names of runs that are switched off
@@ -130,40 +132,6 @@ function alarmList(histories) {
     rest.length ? el("details", {}, el("summary", {}, `${count(rest.length, "earlier alarm")}`), el("ul", { class: "alarms" }, rest.map(show))) : null);
 }
 
-const isPhase = name => /^time\/[^/]+_s$/.test(name);
-const secondsOf = line => Object.entries(line).reduce((sum, [name, value]) => sum + (isPhase(name) ? value ?? 0 : 0), 0);
-const AXES = {
-  step: null,
-  tokens: { of: line => line["tokens/sampled"] ?? 0, format: at => `${integer(at)} tokens`, tick: at => number(at) },
-  time: { of: secondsOf, format: seconds, tick: at => at ? seconds(at) : "0" },
-};
-/** What is along the charts: steps, or the tokens or the time that were spent up to them. `shown()` are the runs. */
-function axis(shown) {
-  let chosen = "step";
-  const places = new Map(); // by history: how many lines were added up, and the place of each step
-  const placesOf = history => {
-    let known = places.get(history);
-    if (!known || known.name !== chosen || known.lines > history.lines.length) places.set(history, known = { name: chosen, lines: 0, sum: 0, at: new Map() });
-    for (; known.lines < history.lines.length; known.lines += 1) { const line = history.lines[known.lines]; known.at.set(line.step, known.sum += AXES[chosen].of(line)); }
-    return known.at;
-  };
-  const self = { at: (history, line) => AXES[chosen] ? placesOf(history).get(line.step) : line.step,
-    stepAt: (run, at) => {
-      const history = shown().find(history => history.run.name === run);
-      return AXES[chosen] && history ? history.lines.reduce((best, line) => Math.abs(self.at(history, line) - at) < Math.abs(self.at(history, best) - at) ? line : best).step : at;
-    },
-    choose: (name, shared) => {
-      chosen = name;
-      shared.along = AXES[name] && { ...AXES[name], next: (from, direction) => {
-        const all = shown().flatMap(history => history.lines.map(line => self.at(history, line))).filter(at => (at - from) * direction >= 1);
-        return all.length ? all.reduce((best, at) => Math.abs(at - from) < Math.abs(best - from) ? at : best) : from;
-      } };
-      shared.at = null;
-      shared.focus(null);
-    } };
-  return self;
-}
-
 const added = new Set(); // metrics of which a chart was added, until the page is closed
 /** `node`, and `offer()` with the metrics that there are by now. */
 function toolbar(shared, histories, fill) {
@@ -270,19 +238,6 @@ function settingsPanel(runs) {
   return el("details", { class: "panel settings", open: runs.length > 1 }, el("summary", {}, el("h2", {}, "Settings"), el("span", { class: "dim small" }, runs.length > 1 ? `${count(differing.length, "difference")} among ${names.length}` : `${names.length}`)),
     el("div", { class: "row centre" }, el("div", { class: "grow" }, search), runs.length > 1 ? el("label", { class: "toggle" }, only, "only what differs") : null),
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Setting"), runs.map(run => el("th", { scope: "col" }, run.name)))), body)));
-}
-
-/** Notes and tags of a run, which are kept in its folder. */
-function notesPanel(run, several) {
-  const text = el("textarea", { rows: 3, "aria-label": `Notes on ${run.name}`, placeholder: "What was tried, and what came of it", value: run.notes });
-  const tags = el("input", { "aria-label": `Tags of ${run.name}`, placeholder: "tags, with commas between them", value: run.tags.join(", ") });
-  const said = el("span", { class: "dim small", role: "status" });
-  const save = async () => {
-    const body = { notes: text.value, tags: tags.value.split(",").map(tag => tag.trim()).filter(Boolean) };
-    try { Object.assign(run, await saveNotes(run.name, body)); put(said, "saved"); } catch (error) { if (!(error instanceof Refusal)) throw error; put(said, `${error.message} ${error.remedy}`); }
-  };
-  return el("details", { class: "panel notes", open: Boolean(run.notes) }, el("summary", {}, el("h2", {}, several ? `Notes on ${run.name}` : "Notes"), el("span", { class: "dim small" }, "and tags")),
-    el("div", { class: "stack" }, text, el("div", { class: "row centre" }, el("div", { class: "grow" }, tags), el("button", { on: { click: save } }, "Save"), said)));
 }
 
 const SILENT_S = 30; // a run that trains writes every second

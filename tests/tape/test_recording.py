@@ -6,7 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -19,12 +21,16 @@ from gateway.errors import ReplayError
 from gateway.gateway import Gateway
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
+from gateway.session_protocols import Reward
 from gateway.tape import RecordedGateway, ReplayGateway, record_gateway
 from gateway.tape.tape_file import load_tape
 from gateway.tool_table import Source
+from gateway.toolset import PLANTED, SessionWrapper, ToolsetWrapper
 from gateway.types import Hints, Outcome, Task, ToolCall
+from tests.http.api_client import ApiClient
 from tests.live_server import live_server_async
-from tests.toolset_conformance.sample_tools import ALL_PARTS, PNG, sample_sources
+from tests.toolset_conformance.sample_tools import ALL_PARTS, PNG, make_judge, sample_sources
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("row-7", feedback="gsm8k", feedback_args={"ground_truth": "4"})
@@ -87,6 +93,58 @@ async def test_remote_gateway_can_be_recorded(tmp_path: Path) -> None:
     async with ReplayGateway(tmp_path / "tape") as replay, replay.open(TASK) as session:
         assert session.feedback_session is not None and session.feedback_session.name == "gsm8k"
         assert await session.calls([call("add", a=1), call("several")]) == recorded
+
+
+async def test_recorded_sessions_close_and_expire_over_http_and_abandoned_ones_are_not_graded(tmp_path: Path) -> None:
+    backend = SimpleNamespace(finish_s=1.0)  # as of a grader
+
+    def make() -> Gateway:
+        sources = [Source("judge", NativeToolset([make_judge()]), backend=backend)]
+        return record_gateway(Gateway(sources), tmp_path / "tape")
+
+    async with live_server_async(make) as server:
+        client = ApiClient(server.url)
+        for query, graded in (("", [1.0]), ("?abandoned=true", [])) * 2:
+            closed = await client("DELETE", f"/v1/sessions/{await client.begin()}{query}")
+            assert closed.status_code == 200 and [reward["value"] for reward in closed.json()["rewards"]] == graded
+            expired = await client.begin(ttl_s=0.01)
+            await wait_until(lambda id=expired: id not in server.gateway.sessions)
+    lines = read_lines(tmp_path / "tape")
+    assert [line["rewards"] for line in lines if line["kind"] == "finish"] == [{"judge": 1.0}] * 2
+    assert [line["session"] for line in lines if line["kind"] == "close"] == [*range(1, 9)]
+
+
+async def test_planted_rewards_are_counted_in_replay_as_in_the_recording(tmp_path: Path) -> None:
+    class Grading(SessionWrapper):
+        async def finish(self) -> Mapping[str, float]:
+            return {"grade": 0.5, f"grade{PLANTED}": 1.0}
+
+    class GradingToolset(ToolsetWrapper):
+        def open(self, task: Task) -> Grading:
+            return Grading(self.inner.open(task))
+
+    def make() -> Gateway:
+        return Gateway([Source("grade", GradingToolset(NativeToolset([make_judge()])))])
+
+    async with record_gateway(make(), tmp_path / "tape") as gateway, gateway.open() as recorded:
+        assert await recorded.finish() == {"grade": 0.5}
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as replayed:
+        assert await replayed.finish() == {"grade": 0.5}
+    assert replayed.rewards == recorded.rewards
+    assert replayed.rewards == [Reward("grade", 0.5, "end"), Reward(f"grade{PLANTED}", 1.0, "count")]
+
+
+async def test_recorded_rollout_that_fails_is_not_graded(tmp_path: Path) -> None:
+    source = Source("judge", NativeToolset([make_judge()]), backend=SimpleNamespace(finish_s=1.0))
+    async with record_gateway(Gateway([source]), tmp_path / "tape") as gateway:
+        with pytest.raises(ValueError, match="the rollout fails"):
+            async with gateway.open() as session:
+                raise ValueError("the rollout fails")
+        assert session.rewards == []
+    async with ReplayGateway(tmp_path / "tape") as replay:
+        session = await replay.begin(Task())
+        with pytest.raises(ReplayError, match="the final rewards is not on the tape"):
+            await session.finish()
 
 
 async def test_concurrent_siblings_take_one_answer_each_until_they_close(tmp_path: Path) -> None:

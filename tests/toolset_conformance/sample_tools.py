@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any
+
+from pydantic import BaseModel, Field
 
 from gateway.config.models import Limits
 from gateway.feedback.gsm8k import Gsm8kInteraction
@@ -30,6 +37,30 @@ ALL_PARTS: tuple[Part, ...] = (
     Resource("https://example.org/far", name="far", description="only pointed at"),
     Text("after ✓"),
 )
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Aliased(BaseModel):
+    size: int = Field(1, alias="Size")
+
+
+NOT_JSON: Sequence[tuple[Callable[[], Any], Any]] = (
+    (lambda: datetime(2026, 1, 2, 3, 4), "2026-01-02 03:04:00"),
+    (lambda: timedelta(seconds=90), "0:01:30"),
+    (lambda: Colour.RED, "Colour.RED"),
+    (lambda: b"bytes", "b'bytes'"),
+    (lambda: deque([1, 2]), "deque([1, 2])"),
+    (lambda: re.compile("a+"), "re.compile('a+')"),
+    (lambda: {math.nan: 1, None: 2, (1, 2): 3, Colour.RED: 4}, {"nan": 1, "None": 2, "(1, 2)": 3, "Colour.RED": 4}),
+    (lambda: iter([1, 2]), "<list_iterator object>"),
+    (Aliased, {"size": 1}),
+    (lambda: 1 + 2j, "(1+2j)"),
+    (lambda: {3, 1}, [1, 3]),
+)
+"""Values that JSON lacks, and what every gateway makes of them."""
 
 
 async def add(a: int, b: int = 0) -> int:

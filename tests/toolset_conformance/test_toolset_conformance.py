@@ -11,10 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import SessionError
+from gateway.large_json import LARGE
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
 from gateway.session import AnySession
+from gateway.tool_table import Source
 from gateway.types import Outcome, Task, Text, ToolCall, ToolResult
+from gateway.wire import to_plain
 from tests.toolset_conformance.gateway_kinds import OpenGateway, in_process
-from tests.toolset_conformance.sample_tools import ALL_PARTS, make_call, sample_sources
+from tests.toolset_conformance.sample_tools import ALL_PARTS, NOT_JSON, make_call, sample_sources
 
 SOLVED = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "#### 42"}]
 
@@ -57,6 +62,24 @@ async def test_all_result_fields_are_preserved(open_tool_gateway: OpenGateway) -
             reason="because",
             meta={"trace": "kept"},
         )
+
+
+@pytest.mark.parametrize("beside", ["", "x" * 2 * LARGE], ids=["small", "large"])
+async def test_values_that_json_lacks_are_the_same_everywhere_and_at_any_size(
+    open_tool_gateway: OpenGateway, beside: str
+) -> None:
+    def odd() -> ToolResult:
+        """Values that JSON lacks."""
+        values = {"values": [make() for make, _ in NOT_JSON], "beside": beside}
+        return ToolResult((Text("odd"),), structured=values, metrics=values, meta=values)
+
+    def make_sources() -> list[Source]:
+        return [Source("odd", NativeToolset([FunctionTool(odd)]))]
+
+    plain = {"values": [value for _, value in NOT_JSON], "beside": beside}
+    async with open_tool_gateway(make_sources) as gateway, gateway.open() as session:
+        result = await session.call(make_call("odd"))
+    assert [to_plain(value) for value in (result.structured, result.metrics, result.meta)] == [plain] * 3
 
 
 async def test_failures_have_the_same_text(open_tool_gateway: OpenGateway) -> None:

@@ -149,8 +149,10 @@ class Loss:
     """How many tokens are trained here: the weight of the means."""
 
 
-def compute_loss(logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings: AlgorithmSettings) -> Loss:
-    """Computes the loss from the new policy's logprobs of the batch's ids."""
+def compute_loss(
+    logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings: AlgorithmSettings, entropy_T: Tensor | None = None
+) -> Loss:
+    """Computes the loss from the new policy's logprobs of the batch's ids, and its entropies for a bonus."""
     if logprobs_T.shape != batch.ids_T.shape:
         raise ValueError(f"{len(batch.ids_T)} tokens with logprobs of shape {tuple(logprobs_T.shape)}")
     batch.check_finite("a new logprob of", logprobs_T.detach(), batch.trained_T)
@@ -167,6 +169,10 @@ def compute_loss(logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings:
         kl_T = factor_T * estimate_kl(logprobs_T, batch, settings.kl.estimator)
         losses_T = losses_T + settings.kl.coefficient * kl_T
         metrics["kl/reference"] = _trained_mean(kl_T, batch)
+    if settings.entropy_coefficient:
+        if entropy_T is None:
+            raise ValueError("an entropy bonus needs the entropies")
+        losses_T = losses_T - settings.entropy_coefficient * torch.where(batch.trained_T, entropy_T, 0)
     batch.check_finite("a loss of", losses_T.detach(), batch.trained_T)
     value = aggregate_loss(losses_T, batch, settings.aggregate or algorithm.aggregate, totals)
     if not bool(value.isfinite()):

@@ -30,6 +30,6 @@ def rehearse_loss(groups: Sequence[ScoredGroup], settings: AlgorithmSettings, to
     packed = packed.with_old_logprobs(logprobs_T.detach(), settings.ratio == "proximal")
     if settings.kl.coefficient and not settings.kl.in_reward:
         packed = replace(packed, ref_logprobs_T=logprobs_T.detach())
-    loss = compute_loss(logprobs_T, packed, advantages.totals, settings)
+    loss = compute_loss(logprobs_T, packed, advantages.totals, settings, torch.zeros_like(logprobs_T))
     loss.value.backward()  # type: ignore[no-untyped-call]
     return loss.tokens

@@ -154,6 +154,8 @@ class AlgorithmSettings(FrozenModel):
     ratio: Literal["sampled", "proximal"] = "sampled"
     """The denominator of the importance ratio for stale tokens: `sampled`, the policy that sampled them; `proximal`,
     the policy before the step, while `mismatch.truncate` weighs the difference between the two (decoupled PPO)."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """The weight of an entropy bonus: the entropy of trained tokens, averaged by `aggregate` as losses are."""
     kl: KLSettings = KLSettings()
     mismatch: MismatchSettings = MismatchSettings()
     credit: CreditSettings = CreditSettings()

@@ -82,16 +82,20 @@ class _HeadLogprobs(torch.autograd.Function):
         norm_N = top_N + total_N.log()
         is_whole = width >= len(weight_VD)  # Then its probabilities are kept.
         kept = mass_NS.div_(total_N[:, None]) if is_whole and any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(states_ND, weight_VD, bias_V, index_K, ids_K, norm_N, kept)
+        entropy_N = total_N.log() - weighted_N / total_N
+        ctx.save_for_backward(states_ND, weight_VD, bias_V, index_K, ids_K, norm_N, entropy_N, kept)
         ctx.temperature, ctx.width = temperature, width
-        entropy_K = (total_N.log() - weighted_N / total_N)[index_K]
-        ctx.mark_non_differentiable(entropy_K)
-        return target_K - norm_N[index_K], entropy_K
+        ctx.set_materialize_grads(False)
+        return target_K - norm_N[index_K], entropy_N[index_K]
 
     @staticmethod
-    def backward(ctx: Any, gradient_K: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        states_ND, weight_VD, bias_V, index_K, ids_K, norm_N, kept = ctx.saved_tensors
-        gradient_K = gradient_K / ctx.temperature
+    def backward(ctx: Any, gradient_K: Tensor | None, bonus_K: Tensor | None) -> tuple[Tensor | None, ...]:
+        """`bonus_K` is the gradient of the entropy, where the loss has it."""
+        states_ND, weight_VD, bias_V, index_K, ids_K, norm_N, entropy_N, kept = ctx.saved_tensors
+        gradient_K = norm_N.new_zeros(len(ids_K)) if gradient_K is None else gradient_K / ctx.temperature
+        bonus_N = None
+        if bonus_K is not None:
+            bonus_N = torch.zeros_like(norm_N).index_add_(0, index_K, bonus_K / ctx.temperature)
         sum_N = torch.zeros_like(norm_N).index_add_(0, index_K, gradient_K)
         states = torch.zeros_like(states_ND, dtype=torch.float32) if ctx.needs_input_grad[0] else None
         weight = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
@@ -99,9 +103,12 @@ class _HeadLogprobs(torch.autograd.Function):
         for part in _slices(len(weight_VD), ctx.width):
             if kept is None:
                 logits_NS = _logits(states_ND, weight_VD, bias_V, part, ctx.temperature)
-                change_NS = logits_NS.sub_(norm_N[:, None]).exp_().mul_(-sum_N[:, None])
+                mass_NS = logits_NS.sub_(norm_N[:, None]).exp_()
             else:
-                change_NS = kept * -sum_N[:, None]
+                mass_NS = kept
+            change_NS = mass_NS * -sum_N[:, None]
+            if bonus_N is not None:
+                change_NS -= bonus_N[:, None] * (torch.xlogy(mass_NS, mass_NS) + mass_NS * entropy_N[:, None])
             is_here_K, place_K = _find(ids_K, part)
             change_NS.index_put_((index_K, place_K), torch.where(is_here_K, gradient_K, 0), accumulate=True)
             change_NS = change_NS.to(states_ND.dtype)
@@ -447,9 +454,23 @@ def _select_logprobs(logits_CV: Tensor, index_K: Tensor, ids_K: Tensor, temperat
     logits_CV = logits_CV.float()
     scaled_CV = logits_CV if temperature == 1 else logits_CV / temperature
     logprobs_CV = scaled_CV.log_softmax(-1)
-    with torch.no_grad():
-        entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
+    entropy_C: Tensor = _Entropy.apply(logprobs_CV)  # type: ignore[no-untyped-call]
     return logprobs_CV[index_K, ids_K], entropy_C[index_K]
+
+
+class _Entropy(torch.autograd.Function):
+    """The entropy of rows of logprobs, which keeps no further copy of them for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, logprobs_CV: Tensor) -> Tensor:
+        ctx.save_for_backward(logprobs_CV)
+        return -(logprobs_CV.exp() * logprobs_CV).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_C: Tensor) -> Tensor:
+        logprobs_CV: Tensor
+        (logprobs_CV,) = ctx.saved_tensors
+        return -gradient_C[:, None] * logprobs_CV.exp() * (1 + logprobs_CV)
 
 
 def _scatter(token_K: Tensor, parts: list[tuple[Tensor, Tensor]], like_T: Tensor) -> Logprobs:

@@ -360,7 +360,7 @@ class PolicyUpdater:
                 new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images, plan)
                 if is_single_step:
                     batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)
-                part = compute_loss(new.logprobs_T, batch, advantages.totals, self._algorithm)
+                part = compute_loss(new.logprobs_T, batch, advantages.totals, self._algorithm, new.entropy_T)
                 value = part.value * minibatches
                 value.backward()  # type: ignore[no-untyped-call]
             trim_heap(self._policy.model)
@@ -369,7 +369,7 @@ class PolicyUpdater:
             self.on_pass(self._passes, self._total_passes, self._passed_tokens)
             if micro_batch.is_padding:
                 continue
-            entropy = float(new.entropy_T.sum()) / max(1, part.tokens)
+            entropy = float(new.entropy_T.detach().sum()) / max(1, part.tokens)
             means.add(part.metrics | {"entropy": entropy}, part.tokens)
         return loss
 

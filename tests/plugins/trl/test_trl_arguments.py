@@ -105,6 +105,7 @@ def test_the_mismatch_with_vllm(args: dict[str, Any], expected: dict[str, Any]) 
         ({"num_generations": 3}, "cannot be divided into groups of 3"),
         ({"loss_type": "sapo"}, "write one of grpo"),
         ({"loss_type": "cispo"}, "epsilon_high"),
+        ({"loss_type": "grpo", "entropy_coef": 0.1}, "write a loss_type of dapo"),
         ({"model_init_kwargs": {"revision": "x"}}, "save_pretrained"),
         ({"peft_config": SimpleNamespace(p=1)}, "LoraConfig"),
         ({"temperature": 0.0}, "above 0"),

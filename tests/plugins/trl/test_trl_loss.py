@@ -51,6 +51,7 @@ CASES: list[dict[str, Any]] = [
     {"loss_type": "bnpo", "beta": 0.3},
     {"loss_type": "dr_grpo", "scale_rewards": "none", "max_completion_length": 32},
     {"loss_type": "cispo", "epsilon_high": 1.2},
+    {"loss_type": "dapo", "entropy_coef": 0.2},
     {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.01},
 ]
 
@@ -72,7 +73,7 @@ def test_loss_and_gradient_of_translated_settings_equal_trls(arguments: dict[str
     batch = made.batch()
     ours_T = made.logprobs()
     totals = StepTotals(sum(sum(row.weights) for row in rows), ROWS)
-    ours = compute_loss(ours_T, batch, totals, settings).value
+    ours = compute_loss(ours_T, batch, totals, settings, -(ours_T.exp() * ours_T)).value
     ours.backward()
 
     width = max(len(row.ids) for row in rows)
@@ -84,13 +85,14 @@ def test_loss_and_gradient_of_translated_settings_equal_trls(arguments: dict[str
     theirs = padded(made.new).requires_grad_()
     options = {
         "beta": 0.0, "loss_type": "dapo", "importance_sampling_level": "token", "epsilon": 0.2,
-        "max_completion_length": 512, "use_bias_correction_kl": True, "delta": None, **arguments,
+        "max_completion_length": 512, "use_bias_correction_kl": True, "delta": None, "entropy_coef": 0.0, **arguments,
     }  # fmt: skip
     options.setdefault("epsilon_high", options["epsilon"])
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (theirs, torch.zeros_like(mask), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (theirs, -(theirs.exp() * theirs), None),
         aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
-        epsilon_low=options["epsilon"], current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False,
+        epsilon_low=options["epsilon"], current_gradient_accumulation_steps=1,
+        _entropy_bonus_enabled=bool(options["entropy_coef"]), use_adaptive_entropy=False,
         model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
         accelerator=MagicMock(num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value),
         args=SimpleNamespace(steps_per_generation=1, **options), **options,

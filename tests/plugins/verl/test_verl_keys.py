@@ -253,7 +253,7 @@ def test_all_errors_are_reported_with_their_lines(tmp_path: Path, monkeypatch: p
           shufle: true
         actor_rollout_ref:
           actor:
-            entropy_coeff: 0.01
+            router_replay: {mode: R2}
         """)
     )
     with pytest.raises(ConfigError) as caught:
@@ -261,7 +261,7 @@ def test_all_errors_are_reported_with_their_lines(tmp_path: Path, monkeypatch: p
     message = str(caught.value)
     assert "run.yaml:3: data.prompt_key: " in message
     assert "run.yaml:4: data.shufle: unknown key" in message
-    assert "run.yaml:7: actor_rollout_ref.actor.entropy_coeff: " in message
+    assert "run.yaml:7: actor_rollout_ref.actor.router_replay.mode: " in message
 
 
 def test_conflicting_spellings_of_a_key_are_refused() -> None:

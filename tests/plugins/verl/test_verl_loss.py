@@ -76,6 +76,7 @@ CASES: list[tuple[str, tuple[str, ...]]] = [
     ("vanilla", (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", "data.max_response_length=32",
                  f"{ACTOR}.ppo_micro_batch_size_per_gpu=4")),
     ("vanilla", (*KL, f"{ACTOR}.kl_loss_type=low_var_kl")),
+    ("vanilla", (f"{ACTOR}.entropy_coeff=0.2", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean")),
     ("gspo", (f"{ACTOR}.policy_loss.loss_mode=gspo",)),
     ("cispo", (f"{ACTOR}.policy_loss.loss_mode=cispo", f"{ACTOR}.clip_ratio_high=0.28")),
 ]  # fmt: skip
@@ -97,7 +98,8 @@ def test_loss_and_gradient_of_translated_keys_equal_verls(mode: str, words: tupl
     batch, ours_T = made.batch(), made.logprobs()
     weights = [sum(row.weights) for row in made.rows]
     totals = StepTotals(sum(weights), sum(weight > 0 or settings.count_untrained for weight in weights))
-    ours = compute_loss(ours_T, batch, totals, settings).value
+    entropy_T = -(ours_T.exp() * ours_T)
+    ours = compute_loss(ours_T, batch, totals, settings, entropy_T).value
     ours.backward()
 
     given = dict(word.split("=", 1) for word in words)
@@ -119,6 +121,8 @@ def test_loss_and_gradient_of_translated_keys_equal_verls(mode: str, words: tupl
     if settings.kl.coefficient:
         penalty = core_algos.kl_penalty(theirs, padded(made.ref), words[-1].partition("kl_loss_type=")[2])
         loss = loss + settings.kl.coefficient * core_algos.agg_loss(penalty, mask, kind)
+    if bonus := float(given.get(f"{ACTOR}.entropy_coeff", 0)):
+        loss = loss - bonus * core_algos.agg_loss(-(theirs.exp() * theirs), mask, kind)
     loss.backward()
     assert ours.item() == pytest.approx(loss.item(), abs=1e-8)
     assert theirs.grad is not None

@@ -35,19 +35,20 @@ def weigh(logprobs_K: Tensor) -> Tensor:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, STATES])
+@pytest.mark.parametrize("bonus", [0.0, 0.3])
 def test_slices_of_the_vocabulary_give_the_same_values_and_gradients(
-    chunk: int, bias: bool, temperature: float
+    bonus: float, chunk: int, bias: bool, temperature: float
 ) -> None:
     head, other, states_ND, others_ND = make_head(bias), make_head(bias), make_states(), make_states()
     logprobs_K, entropy_K = compute_head_logprobs(head, states_ND, INDEX_K, IDS_K, temperature, chunk)
     expected_K, expected_entropy_K = use_all_logits(other, others_ND, temperature)
-    weigh(logprobs_K).backward()  # type: ignore[no-untyped-call]
-    weigh(expected_K).backward()  # type: ignore[no-untyped-call]
+    for values_K, entropies_K in ((logprobs_K, entropy_K), (expected_K, expected_entropy_K)):
+        loss = weigh(values_K) + bonus * weigh(entropies_K) if bonus else weigh(values_K)
+        loss.backward()  # type: ignore[no-untyped-call]
     pairs = [(logprobs_K, expected_K), (entropy_K, expected_entropy_K), (states_ND.grad, others_ND.grad)]
     pairs += [(first.grad, second.grad) for first, second in zip(head.parameters(), other.parameters(), strict=True)]
     for first, second in pairs:
         assert first is not None and second is not None and torch.allclose(first, second, atol=1e-5)
-    assert not entropy_K.requires_grad
 
 
 def test_no_more_logits_are_in_memory_than_the_chunk_allows(monkeypatch: pytest.MonkeyPatch) -> None:

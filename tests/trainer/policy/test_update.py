@@ -56,6 +56,16 @@ def test_step_raises_the_logprobs_of_the_better_rollouts() -> None:
     assert metrics["mismatch/pass_skipped"] == 1.0
 
 
+def test_entropy_bonus_makes_the_policy_less_sure_also_without_a_reward_to_learn() -> None:
+    bonus = AlgorithmSettings(entropy_coefficient=1.0)
+    train_batch = example_batch(tiny_model(), rewards=(1.0,) * 6)
+    policy = Policy(tiny_model(), UpdateSettings(lr=1e-2))
+    updater = PolicyUpdater(policy, bonus, exact=True)
+    seen = [updater.train_step(train_batch)["entropy"] for _ in range(3)]
+    assert seen[0] < seen[1] < seen[2]
+    assert train_one_step(train_batch, GRPO)[0].steps == 0, "equal rewards teach nothing else"
+
+
 def test_micro_batches_add_up_and_are_deterministic() -> None:
     train_batch = example_batch(tiny_model(), groups=3, n=4)
 
