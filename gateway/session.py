@@ -219,10 +219,13 @@ class GatewaySession:
         """
         if len(calls) == 1:
             return [await self.call(calls[0], context, scope)]
+        self._touch()
         results: list[ToolResult | None] = [None] * len(calls)
 
         async def call_each(indices: Sequence[int]) -> None:
             for index in indices:
+                if self.closed:
+                    return  # the others are cancelled
                 results[index] = await self.call(calls[index], context)
 
         with scope or nullcontext():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -104,6 +105,24 @@ async def test_closing_a_session_cancels_running_calls() -> None:
         assert [result.outcome for result in results] == [Outcome.CANCELLED]
         with pytest.raises(SessionError, match="closed"):
             await session.call(call("hang"))
+
+
+async def test_closing_a_session_cancels_the_calls_that_wait_for_their_turn() -> None:
+    async with Gateway([replace(source(hang), in_order=True)]) as gateway:
+        session = await gateway.begin(Task())
+        results = []
+
+        async def run() -> None:
+            results.extend(await session.calls([call("hang")] * 3))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                await anyio.wait_all_tasks_blocked()
+                await session.close()
+        assert [result.outcome for result in results] == [Outcome.CANCELLED] * 3
+        with pytest.raises(SessionError, match="closed"):
+            await session.calls([call("hang")] * 2)
 
 
 async def test_unused_session_expires() -> None:

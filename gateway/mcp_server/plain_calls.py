@@ -28,7 +28,7 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, SERVER_I
 from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.bounded_json import SMALL_LENGTH
@@ -122,7 +122,8 @@ class PlainCalls:
         capabilities = _read_capabilities(route.client_capabilities)
         if capabilities is None:
             return None
-        call = ToolCall(str(id), name, dumps(arguments).decode())
+        # A number that overflows (1e999) becomes Infinity, which the check of the arguments refuses; not null.
+        call = ToolCall(str(id), name, to_json(arguments, ensure_ascii=True, inf_nan_mode="constants").decode())
         return PlainCall(id, route.protocol_version, call, meta, capabilities)
 
     async def _run(self, plain: PlainCall) -> tuple[bytes, int]:

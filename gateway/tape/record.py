@@ -212,7 +212,8 @@ class RecordedSession(SessionMethods):
     def _build_finish_line(self, rewards: Mapping[str, float]) -> TapeLine:
         line = {"kind": "finish", "session": self.number, "after": self._history.digest}
         states = dict(getattr(self._inner, "states", EMPTY))
-        return line | {"rewards": dict(rewards)} | ({"states": states} if states else {})
+        counts = {reward.source: reward.value for reward in self._inner.rewards if reward.kind == "count"}
+        return line | {"rewards": {**rewards, **counts}} | ({"states": states} if states else {})
 
     def _add_to_history(self, requests: Sequence[str]) -> list[RequestKey]:
         keys = self._history.keys(requests)

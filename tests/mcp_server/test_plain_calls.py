@@ -70,6 +70,22 @@ async def test_every_sample_tool_answers_the_same_in_both_ways() -> None:
                 assert plain == await post_call(http, url, spec.name, {}, plain=False), spec.name
 
 
+@pytest.mark.parametrize("more", [{}, {"progressToken": 1}], ids=["plain", "sdk"])
+async def test_a_number_that_overflows_is_refused_and_not_null(more: dict[str, Any]) -> None:
+    def free(value: Any) -> str:
+        """Answers with what it got."""
+        return repr(value)
+
+    params = {"name": "free", "arguments": {"value": "NUMBER"}, "_meta": PLAIN_META | more}
+    request = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params})
+    async with serve_gateway(lambda: [native_source(free)]) as (url, _), httpx2.AsyncClient(timeout=PATIENCE_S) as http:
+        for number in ("1e999", "-1e999"):
+            headers = call_headers("free") | {"content-type": "application/json"}
+            response = await http.post(url, content=request.replace('"NUMBER"', number), headers=headers)
+            result = response.json()["result"]
+            assert result["isError"] and "Infinity is not JSON" in result["content"][0]["text"]
+
+
 async def test_requests_that_are_not_well_formed_are_refused() -> None:
     async with serve_gateway(sample_sources) as (url, _), httpx2.AsyncClient(timeout=PATIENCE_S) as http:
         status, answer = await post_call(http, url, "remember", {"word": "a"}, **{"mcp-name": "other"})

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,11 @@ from gateway.errors import ReplayError
 from gateway.gateway import Gateway
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
+from gateway.session_protocols import Reward
 from gateway.tape import RecordedGateway, ReplayGateway, record_gateway
 from gateway.tape.tape_file import load_tape
 from gateway.tool_table import Source
+from gateway.toolset import PLANTED, SessionWrapper, ToolsetWrapper
 from gateway.types import Hints, Outcome, Task, ToolCall
 from tests.http.api_client import ApiClient
 from tests.live_server import live_server_async
@@ -109,6 +112,26 @@ async def test_recorded_sessions_close_and_expire_over_http_and_abandoned_ones_a
     lines = read_lines(tmp_path / "tape")
     assert [line["rewards"] for line in lines if line["kind"] == "finish"] == [{"judge": 1.0}] * 2
     assert [line["session"] for line in lines if line["kind"] == "close"] == [*range(1, 9)]
+
+
+async def test_planted_rewards_are_counted_in_replay_as_in_the_recording(tmp_path: Path) -> None:
+    class Grading(SessionWrapper):
+        async def finish(self) -> Mapping[str, float]:
+            return {"grade": 0.5, f"grade{PLANTED}": 1.0}
+
+    class GradingToolset(ToolsetWrapper):
+        def open(self, task: Task) -> Grading:
+            return Grading(self.inner.open(task))
+
+    def make() -> Gateway:
+        return Gateway([Source("grade", GradingToolset(NativeToolset([make_judge()])))])
+
+    async with record_gateway(make(), tmp_path / "tape") as gateway, gateway.open() as recorded:
+        assert await recorded.finish() == {"grade": 0.5}
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as replayed:
+        assert await replayed.finish() == {"grade": 0.5}
+    assert replayed.rewards == recorded.rewards
+    assert replayed.rewards == [Reward("grade", 0.5, "end"), Reward(f"grade{PLANTED}", 1.0, "count")]
 
 
 async def test_recorded_rollout_that_fails_is_not_graded(tmp_path: Path) -> None:
