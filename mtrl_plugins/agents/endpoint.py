@@ -211,7 +211,7 @@ class BoxApp:
 
         async def start(message: Message) -> None:
             nonlocal has_started
-            if has_started or not is_refused:  # What the application says of a client that seems to be gone is left out.
+            if has_started or not is_refused:  # What the application says of a lost client is left out.
                 has_started = True
                 await send(message)
 
