@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import tarfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from gateway.sandbox.roots import find_root, find_workdir
 from gateway.sandbox.sandbox_environment import ENVIRONMENT
 from gateway.sandbox.sandbox_paths import resolve_paths
 from gateway.sandbox.sandbox_settings import PATHS
-from gateway.sandbox.sandbox_state import pack_state, unpack_files
+from gateway.sandbox.sandbox_state import MAX_BYTES, pack_state, unpack_files
 from gateway.state.prepared_state import StateError
 from mtrl_plugins.agents.agent_process import (
     AgentExit,
@@ -82,8 +83,19 @@ def choose_box(settings: AgentSettings) -> AgentSandbox | None:
         return None
     if settings.grade is not None:
         resolve_grade(settings.grade, Path.cwd(), None, "agent.grade")
+    if settings.cwd is not None and _measure(settings.cwd) > MAX_BYTES:
+        remedy = "keep the large files elsewhere, and name their folder in `agent.sandbox.readable`"
+        problem = f"has more than {MAX_BYTES // 2**20} MB, the most that is copied into the sandbox of each rollout"
+        raise ConfigError(problem, file=settings.cwd, field="agent.cwd", remedy=remedy)
     resolved = resolve_paths(Path.cwd(), box, None, "agent.sandbox")
     return box.model_copy(update={name: getattr(resolved, name) for name in PATHS})
+
+
+def _measure(folder: Path) -> int:
+    """The size of a folder's files as they are packed: each has a header, and ends with a whole block."""
+    files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    sizes = [0 if os.path.islink(file) else os.path.getsize(file) for file in files]
+    return sum(tarfile.BLOCKSIZE + size + -size % tarfile.BLOCKSIZE for size in sizes)
 
 
 def find_program(settings: AgentSettings, box: AgentSandbox) -> Program:

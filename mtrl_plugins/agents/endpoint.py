@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from anyio import to_thread
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.bounded_json import JsonDepthError, JsonLimitError, loads
 from gateway.http.endpoint import DisconnectWatcher, Endpoint, Router
@@ -46,6 +46,8 @@ MODEL = "policy"
 
 NAME_LENGTH, MOST_REWARDS = 100, 100
 """Bounds on the rewards that a program may post."""
+BOX_BYTES = 128 * 1024 * 1024
+"""Of bodies that one box has under way."""
 
 
 class Dialect(Protocol):
@@ -178,10 +180,11 @@ class AgentEndpoint:
 
 
 class BoxApp:
-    """The endpoint as a box sees it: one session's, without rewards, which what the policy runs could post there."""
+    """The endpoint as a box sees it: one session's, without rewards, which what the policy runs could post there, and
+    with few bytes under way, since what it sends lies in our memory."""
 
     def __init__(self, app: ASGIApp, session: AgentSession) -> None:
-        self._app, self._place = app, f"/sessions/{session.id}/"
+        self._app, self._place, self._bytes = app, f"/sessions/{session.id}/", 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope.get("path", ""))
@@ -192,7 +195,34 @@ class BoxApp:
         elif scope["type"] == "http" and not path.startswith(self._place):
             await _not_found(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request whose body counts until the answer; the one that is too much is given up."""
+        taken, is_refused, has_started = 0, False, False
+
+        async def count() -> Message:
+            nonlocal taken, is_refused
+            message = await receive()
+            size = len(message.get("body", b""))
+            taken, self._bytes = taken + size, self._bytes + size
+            is_refused = is_refused or self._bytes > BOX_BYTES
+            return {"type": "http.disconnect"} if is_refused else message
+
+        async def start(message: Message) -> None:
+            nonlocal has_started
+            if has_started or not is_refused:  # What the application says of a lost client is left out.
+                has_started = True
+                await send(message)
+
+        try:
+            await self._app(scope, count, start)
+        finally:
+            self._bytes -= taken
+        if is_refused and not has_started:
+            text = f"requests of more than {BOX_BYTES} bytes are under way; ask again when some are answered"
+            problem = PolicyProblem("unavailable", text)
+            await Response(chat_dialect.write_problem(problem), problem.status)(scope, receive, send)
 
 
 class _Tools:

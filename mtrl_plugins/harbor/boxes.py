@@ -24,7 +24,8 @@ from mtrl_plugins.harbor.task_file import CONFIG, DOCKERFILE, Environment, Harbo
 LOGS, ARTIFACTS = "/logs/verifier", "/logs/artifacts"
 TEST = f"chmod +x /tests/test.sh; (/tests/test.sh) > {LOGS}/test-stdout.txt 2>&1; tail -c 2000 {LOGS}/test-stdout.txt"
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-(.*?))?\}", re.DOTALL)
-TESTS_S, ARTIFACT_MB = 600.0, 256
+TESTS_S, MOST_S, ARTIFACT_MB = 600.0, 3600.0, 256
+"""`MOST_S`: what tests have at most, and commands before them, whatever the task says."""
 
 
 class TaskBoxes:
@@ -87,7 +88,7 @@ class TaskBoxes:
             "command": ("/bin/sh", "-c", TEST),
             "reward": LOGS,
             "env": self.resolve("verifier.env", {**verifiers[-1].env, **verifiers[0].env}),
-            "timeout_s": verifiers[0].timeout_sec or TESTS_S,
+            "timeout_s": min(verifiers[0].timeout_sec or TESTS_S, MOST_S),
             "mode": "fresh" if is_separate else "same",
         }
         if not (is_separate and self._find_test_root(step)):  # Such an image has its tests.
@@ -110,11 +111,12 @@ class TaskBoxes:
             values = {"url": given["url"], "transport": given.get("transport", "sse"), "headers": headers}
             made = Server.model_validate({**values, "isolation": "session"})
             port = url.port or (443 if url.scheme == "https" else 80)
-            is_allowed = HostRules(self.settings.sandbox.hosts).allows_name(url.hostname or "", port)
+            rules = HostRules(self.settings.sandbox.hosts).rules
+            is_allowed = any(rule.host == url.hostname and port in rule.ports for rule in rules)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise self._error(field, f"it cannot be reached: {error}", "give its `url`") from error
         if not is_allowed:
-            raise self._refuse_host(field, url.netloc)
+            raise self._refuse_host(field, url.netloc, " by its whole name")  # Others may lead to this machine.
         return str(given.get("name", "server")), made
 
     def _find_network(self, field: str, policy: Network) -> tuple[str, ...] | str:
@@ -136,10 +138,12 @@ class TaskBoxes:
             environment, own = part.verifier.environment, self.task.name + (f"-{step.name}" if step else "")
             if (environment and environment.docker_image) or (folder / "tests" / DOCKERFILE).is_file():
                 image = environment.docker_image if environment else ""
-                return self._find_root("verifier.environment", image, folder / "tests", f"{own}-tests")
+                return self._find_root(
+                    "verifier.environment", image, folder / "tests", f"{own}-tests", falls_back=False
+                )
         return ""
 
-    def _find_root(self, field: str, image: str, folder: Path, own: str) -> str:
+    def _find_root(self, field: str, image: str, folder: Path, own: str, *, falls_back: bool = True) -> str:
         """The root of an image, or of a Dockerfile, which has a name of its own."""
         sandbox, roots = self.settings.sandbox, self.settings.roots
         default = re.sub(r"[^a-z0-9._-]+", "-", (image or own).lower()).strip("._-")[:100]
@@ -149,7 +153,7 @@ class TaskBoxes:
         try:
             return find_root(root).name
         except ConfigError as error:
-            if sandbox.root and root == default:
+            if sandbox.root and root == default and falls_back:
                 return find_root(sandbox.root).name
             get = f"docker pull {image}" if image else f"docker build -t {root} {folder}"
             make = f"{get} && docker save {image or root} -o {root}.tar && mtrl-gateway roots add {root} {root}.tar"
@@ -157,8 +161,8 @@ class TaskBoxes:
             remedy = f"run `{make}`, or name another one in `environment.roots`"
             raise self._error(f"{field}.docker_image", problem, remedy) from error
 
-    def _refuse_host(self, field: str, host: str) -> ConfigError:
-        problem = f"{host!r:.80} is not among the hosts that tasks may reach"
+    def _refuse_host(self, field: str, host: str, how: str = "") -> ConfigError:
+        problem = f"{host!r:.80} is not among the hosts that tasks may reach{how}"
         return self._error(field, problem, f'allow it with `environment.sandbox: {{network: ["{host}"]}}`')
 
     def _error(self, field: str, problem: str, remedy: str) -> ConfigError:

@@ -21,6 +21,7 @@ from gateway.limits import LimitedToolset
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.transport import Services
 from gateway.sandbox.choose_provider import choose_provider
+from gateway.sandbox.command_server import TOO_LONG
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.grader import Grade, Grader, NoGrade, place_files
 from gateway.sandbox.provider import Completed, Sandbox
@@ -28,7 +29,7 @@ from gateway.sandbox.sandbox_toolset import GRADE, SandboxSession, SandboxToolse
 from gateway.schema import SchemaError, checker_for
 from gateway.toolset import PLANTED, Session, add_prefix
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
-from mtrl_plugins.harbor.boxes import ARTIFACTS, LOGS, TaskBoxes
+from mtrl_plugins.harbor.boxes import ARTIFACTS, LOGS, MOST_S, TaskBoxes
 from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.task_file import StepTable
 
@@ -215,8 +216,11 @@ class HarborSession:
             await self._upload(folder)
             if (folder / "setup.sh").is_file():
                 done = await self._run(f"sh {shlex.quote(f'{self.boxes.workdir}/setup.sh')}", SETUP_S)
+                problem = f"steps/{step.name}/workdir/setup.sh failed: {_describe(done)}"
+                if done.stopped == TOO_LONG:
+                    raise Unavailable(problem)
                 if done.status != 0:
-                    raise NoGrade(f"steps/{step.name}/workdir/setup.sh failed: {_describe(done)}")
+                    raise NoGrade(problem)
         return {"instruction": self.boxes.instructions[self._number], "steps": len(self.task.steps) - self._number}
 
     async def _end_step(self, *, is_last: bool) -> dict[str, Any]:
@@ -225,7 +229,7 @@ class HarborSession:
         if self.task.is_separate(step) and self._sandbox is not None:
             for collect in (one for part in self.task.parts_of(step) for one in part.verifier.collect):
                 with suppress(NoGrade, SandboxEnded):  # It leaves nothing to collect.
-                    await self._run(collect.command, collect.timeout_sec)
+                    await self._run(collect.command, min(collect.timeout_sec, MOST_S))
         grade = await self._box.grade(self._make_grader(self._number))
         self._planted += grade.is_planted
         rewards = dict(grade.rewards) or {"reward": grade.reward}

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ValidationInfo, field_validator
 
 from gateway.config.entries import SandboxTool
 from gateway.errors import ConfigError
@@ -30,7 +30,7 @@ class HarborSettings(EnvironmentSettings):
     framework: ClassVar[str] = "harbor"
 
     python: None = None
-    """Not used, and neither are `args`: the programs are those of the tasks' roots."""
+    """Not used, and neither are `args` and `start_s`: the programs are those of the tasks' roots."""
     tools: tuple[SandboxTool, ...] = ("shell",)
     """The policy's tools."""
     sandbox: Annotated[
@@ -43,6 +43,13 @@ class HarborSettings(EnvironmentSettings):
     """Environment variables that `${NAME}` in the `env` and `headers` of task files may stand for."""
     held_out: Path | None = None
     """A folder with the tasks of `environment:eval`."""
+
+    @field_validator("args", "start_s")
+    @classmethod
+    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
+        if value != cls.model_fields[str(info.field_name)].default:
+            raise ValueError("is not used with harbor: remove it")
+        return value
 
     def defaults(self) -> dict[str, Any]:
         """What a run file need not say."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from gateway.errors import ConfigError, ConfigErrors
 
@@ -22,7 +22,7 @@ MAX_BYTES = 2**20
 """Of `task.toml` and of an instruction."""
 CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 """A mark by which training data is found, which agents do not see."""
-SIZE = re.compile(r"\s*([0-9.]+)\s*([GMK])\s*", re.IGNORECASE)
+SIZE = re.compile(r"\s*([0-9.]{1,12})\s*([GMK])\s*", re.IGNORECASE)
 STEP_NAME = re.compile(r"[^<>:\"/\\|?*\x00-\x1f]{0,254}[^<>:\"/\\|?*\x00-\x1f. ]")
 LINK = "is a link that leads out of the task"
 NOT_HERE = "remove it, or run this task with Harbor itself"
@@ -36,6 +36,7 @@ REFUSED: Mapping[str, tuple[Collection[Any], str]] = {
     "skills_dir": ((), "skills are for agents of their own"),
     "transport": (("sse", "http", "streamable-http"), "a box starts no MCP server: serve it over HTTP"),
     "exclude": (([],), "artifacts are collected whole"),
+    "destination": ((), "artifacts keep their places"),
 }
 """Keys of any table that cannot be done, but for some values."""
 FREE_KEYS = ("metadata", "task", "env", "headers", "min_reward")
@@ -64,6 +65,15 @@ class _Table(BaseModel):
     """A table of `task.toml`. Other keys say nothing about a rollout, or are among those that are refused."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_tables(cls, values: Any) -> Any:
+        for name, value in values.items() if isinstance(values, dict) else ():
+            is_table = isinstance(value[0] if isinstance(value, list) and value else value, dict)
+            if is_table and name not in {*cls.model_fields, *REFUSED, *FREE_KEYS}:
+                raise ValueError(f"Harbor has no table {name!r:.80} here")
+        return values
 
 
 class Network(_Table):
@@ -119,6 +129,9 @@ class StepTable(Part):
 class TaskTable(Part):
     """`task.toml`."""
 
+    schema_version: Annotated[
+        str, Field(pattern=r"^1(\.|$)", validation_alias=AliasChoices("schema_version", "version"))
+    ] = "1.4"
     environment: Annotated[Environment, BeforeValidator(_rename_old_keys)] = Environment()
     solution: Phase = Phase()
     steps: tuple[StepTable, ...] = ()
@@ -194,12 +207,14 @@ def read_task(name: str, folder: Path) -> HarborTask:
             errors.append(ConfigError(problem, file=file, field=field, remedy=NOT_HERE))
         for step in task.steps if not errors else ():
             task.read_instruction(step)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"is no TOML: {error}", file=file, remedy="correct it") from error
     except ValidationError as error:
         for each in error.errors(include_url=False, include_input=False):
             field = ".".join(map(str, each["loc"]))
             errors.append(ConfigError(each["msg"], file=file, field=field, remedy="correct it"))
+    except (ValueError, RecursionError) as error:  # Also of a number with too many digits.
+        raise ConfigError(f"is no TOML: {error}", file=file, remedy="correct it") from error
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error}", file=file, remedy="correct it") from error
     if errors:
         raise ConfigErrors(errors)
     return task

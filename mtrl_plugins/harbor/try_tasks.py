@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
+import anyio
 from anyio import to_thread
 
 from gateway.errors import ConfigError, ConfigErrors, GatewayError
@@ -17,12 +18,14 @@ from mtrl_plugins.harbor.settings import HarborSettings
 
 SAMPLE, SHOWN = 5, 20
 """Tasks whose solutions are played, and tasks whose problems are shown."""
+TRY_S = 1200.0
+"""What a solution and its tests have, which is what both have by default."""
 
 
 async def try_tasks(settings: HarborSettings, gateway: AnyGateway) -> str:
     """What the tasks are; raises ConfigErrors with all problems."""
     folders = {name: folder for split in settings.folders.values() for name, folder in split.items()}
-    problems = await to_thread.run_sync(lambda: dict(_find_problems(settings, folders)))
+    problems, n_shared = await to_thread.run_sync(_read_tasks, settings, folders)
     names = [name for name in folders if name not in problems]
     sample = names[:: max(1, -(-len(names) // SAMPLE))]
     for name in sample:
@@ -34,29 +37,41 @@ async def try_tasks(settings: HarborSettings, gateway: AnyGateway) -> str:
         raise ConfigErrors([*errors, ConfigError(f"{more} more tasks", file=settings.id)] if more > 0 else errors)
     hosts = ", ".join(settings.sandbox.hosts) or "none"
     found = f"{format_count(len(names), 'task')} of {settings.id}; public hosts: {hosts}"
-    return f"{found}; the solutions of {', '.join(sample)} are worth 1"
+    cheats = (
+        f"; shared tests of {format_count(n_shared, 'task')} run the policy's programs, which may write a reward "
+        "(`separate` tests do not) or void it (`missing: 0` makes that 0)"
+    )
+    return f"{found}; the solutions of {', '.join(sample)} are worth 1{cheats if n_shared else ''}"
 
 
-def _find_problems(settings: HarborSettings, names: Iterable[str]) -> Iterator[tuple[str, ConfigError]]:
+def _read_tasks(settings: HarborSettings, names: Iterable[str]) -> tuple[dict[str, ConfigError], int]:
+    """What is wrong with tasks, by name, and how many others have tests in the policy's box."""
+    problems, n_shared = dict[str, ConfigError](), 0
     for name in names:
         try:
-            TaskBoxes(settings, settings.read(name))
+            task = TaskBoxes(settings, settings.read(name)).task
+            n_shared += not all(task.is_separate(step) for step in task.steps)
         except ConfigError as error:
-            yield name, error
+            problems[name] = error
+    return problems, n_shared
 
 
 async def _try_solution(name: str, gateway: AnyGateway) -> str:
     """Why a task's solution is not worth 1; empty if it is."""
     try:
-        async with gateway.open(Task(name)) as session:
-            answer = await call_task(session, BEGIN)
-            while "instruction" in answer:
-                solved = await call_task(session, SOLVE)
-                answer = await call_task(session, END_STEP)
+        with anyio.fail_after(TRY_S):
+            async with gateway.open(Task(name)) as session:
+                answer = await call_task(session, BEGIN)
+                while "instruction" in answer:
+                    solved = await call_task(session, SOLVE)
+                    answer = await call_task(session, END_STEP)
     except GatewayError as error:
         return str(error)
+    except TimeoutError:
+        return f"its solution and tests took more than {TRY_S:g} seconds"
     rewards = answer["rewards"]
     if rewards and all(value == 1 for value in ([rewards["reward"]] if "reward" in rewards else rewards.values())):
         return ""
-    worth = f"is worth {rewards}" if rewards else f"got no valid reward: {answer['problem']}"
+    worth = f"is worth {rewards}" if rewards else "got no valid reward"
+    worth += f": {answer['problem']}" if answer["problem"] else ""
     return f"its solution {worth}; solve.sh: {solved['output']}; the tests: {answer['output'][-500:] or 'no output'}"

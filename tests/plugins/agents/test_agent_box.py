@@ -25,8 +25,9 @@ from pydantic import ValidationError
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentToolset
-from gateway.sandbox import choose_provider
+from gateway.sandbox import cgroups, choose_provider
 from gateway.tool_table import Source
+from mtrl_plugins.agents import endpoint
 from mtrl_plugins.agents.agent_box import find_program
 from mtrl_plugins.agents.agent_host import AgentHost
 from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
@@ -145,6 +146,35 @@ for _ in range(100):
     assert rollout.infos["agent_output"].splitlines() == ["36 {b''}", "It is 7."], rollout
 
 
+@pytest.mark.parametrize("path", ["v1/chat/completions", "mcp"])
+async def test_box_with_too_many_bytes_under_way_is_refused_until_some_are_answered(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "BOX_BYTES", 200_000)
+    code = f"""
+import select, socket
+place = urllib.parse.urlparse(os.environ["OPENAI_BASE_URL"])
+def send(path, body):
+    opened = socket.create_connection((place.hostname, place.port), timeout=20)
+    head = f"POST {{place.path.removesuffix('v1')}}{{path}} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 100001\\r\\n"
+    head += "Content-Type: application/json\\r\\nAccept: application/json, text/event-stream\\r\\n"
+    head += "Connection: close\\r\\nAuthorization: Bearer " + os.environ["OPENAI_API_KEY"] + "\\r\\n\\r\\n"
+    opened.sendall(head.encode() + body)
+    return opened
+sockets = [send("{path}", b" " * 100_000) for _ in range(3)]
+answered = select.select(sockets, [], [], 20)[0]
+print(answered[0].recv(12))
+for each in sockets: each.close()
+body = json.dumps({{"messages": [{{"role": "user", "content": "x"}}]}}).encode().ljust(100_001)
+for _ in range(100):
+    status = send("v1/chat/completions", body).recv(12)
+    if status.endswith(b"200"): break  # Until the endpoint has seen that the others are closed.
+print(status)
+"""
+    rollout = await play(code)
+    assert rollout.infos["agent_output"].splitlines() == ["b'HTTP/1.1 503'", "b'HTTP/1.1 200'"], rollout
+
+
 @contextmanager
 def web_server() -> Iterator[int]:
     """A server of the machine, at another address than the endpoint's."""
@@ -204,6 +234,14 @@ while True:
 async def test_agent_that_takes_too_much_memory_fails_by_itself() -> None:
     rollout = await play("ask('x'); data = bytearray(b'x' * 2**30)", sandbox={"memory_mb": 256})
     assert rollout.stop is StopReason.AGENT_FAILED and "emory" in rollout.reason
+
+
+async def test_agent_whose_memory_shall_all_be_counted_is_not_started_where_it_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cgroups, "find_parent", lambda: None)
+    rollout = await play("ask('x')", sandbox={"control_groups": "required"})
+    assert rollout.stop is StopReason.TOOL_FAILED and "`control_groups` is `required`" in rollout.reason
 
 
 async def test_agent_may_reserve_more_memory_than_it_may_write() -> None:
@@ -359,6 +397,15 @@ def test_agents_are_not_confined_without_bubblewrap_which_is_said_and_refused_wh
     with caplog.at_level(logging.WARNING):
         AgentHost(AgentSettings(command=("sh",), sandbox="none"))
     assert "`agent.sandbox: none`" in caplog.text and "as your user" in caplog.text
+
+
+def test_folder_that_is_too_large_for_a_box_is_refused_at_the_start(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(41 * 2**20)
+    settings = {"command": program(""), "cwd": tmp_path}
+    with pytest.raises(ConfigError, match=r"more than 40 MB.*\n.*agent\.sandbox\.readable"):
+        AgentHost(AgentSettings(**settings))
+    AgentHost(AgentSettings(**settings, sandbox="none"))
 
 
 def test_file_of_a_grade_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:

@@ -132,8 +132,9 @@ def templates(tmp_path: Path) -> Path:
 
 async def test_templates_of_the_wheel_get_the_same_rewards(tmp_path: Path, tree: Path, templates: Path) -> None:
     names = ("adapter", "compiled", "empty", "separate-pytest", "shared-pytest")
+    roots = {"separate-pytest-tests": "busybox"}
     jobs = [(name, "/rollout", [command]) for name in names for command in (RIGHT, "true")]
-    rewards = await compare("templates", tmp_path, tree, jobs, sandbox={"root": "busybox"})
+    rewards = await compare("templates", tmp_path, tree, jobs, sandbox={"root": "busybox"}, roots=roots)
     assert dict(zip([(name, command == RIGHT) for name, _, (command,) in jobs], rewards, strict=True)) == {
         ("adapter", True): 1.0, ("adapter", False): 1.0, ("compiled", True): 1.0, ("compiled", False): 0.0,
         ("empty", True): None, ("empty", False): None, ("separate-pytest", True): 0.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.try_tasks import try_tasks
 from tests.live_server import live_server
 from tests.plugins.harbor.harbor_runs import make_settings, open_tasks, play, write_turns
-from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, WRONG, Sample, reward, step, write_task
+from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, SEPARATE, WRONG, Sample, reward, step, write_task
 from tests.trainer.policy_scripts import render_calls
 from trainer.rollout.rollout import StopReason
 from trainer.setup import load_data, make_gateway
@@ -58,7 +59,7 @@ async def test_dry_run_plays_solutions_and_names_those_that_are_not_worth_one(tm
         **SAMPLES[6].files, "steps/one/solution/solve.sh": "#!/bin/sh\necho 1 > /app/one\n",
         "steps/two/solution/solve.sh": "#!/bin/sh\necho 12 > /app/two\n"}))  # fmt: skip
     said = await try_folder(tmp_path)
-    assert "2 tasks" in said and "the solutions of hello, steps are worth 1" in said
+    assert "2 tasks" in said and "the solutions of hello, steps are worth 1; shared tests of 2 tasks" in said
     write_task(tmp_path, Sample("wrong", files={"tests/test.sh": PASSES, "solution/solve.sh": "#!/bin/sh\nexit 3\n"}))
     said = await try_folder(tmp_path)
     assert said.startswith(f"{tmp_path}/wrong: its solution is worth {{'reward': 0.0}}; solve.sh: exit status 3")
@@ -100,6 +101,14 @@ BAD = {
     "step-link": ({"task.toml": '[environment]\ndocker_image = "busybox"\n[[steps]]\nname = "a"\n',
                    "steps/a/instruction.md": "Do a.", "steps/a/tests/stolen": Path("/etc")},
                   "steps/a/tests/stolen: is a link that leads out of the task"),
+    "digits": ({"task.toml": f'[environment]\ndocker_image = "busybox"\nmemory = "{"1" * 400}G"\n'},
+               r"environment\.memory_mb: .*integer"),
+    "number": ({"task.toml": f"[agent]\ntimeout_sec = {'1' * 5000}\n"}, "task.toml: is no TOML"),
+    "table": ({"task.toml": "[agnet]\ntimeout_sec = 1.0\n"}, "has no table 'agnet'"),
+    "inner-table": ({"task.toml": '[[steps]]\nname = "a"\n[steps.verifer]\n'}, r"steps\.0: .* table 'verifer'"),
+    "version": ({"task.toml": 'schema_version = "2.0"\n'}, r"schema_version: .*\^1"),
+    "destination": ({"task.toml": 'artifacts = [{source = "/a", destination = "b"}]\n'},
+                    r"artifacts\.0\.destination: 'b': artifacts keep their places"),
     "loop": ({"instruction.md": Path("instruction.md")}, r"instruction\.md: is missing"),
     "step-name": ({"task.toml": '[[steps]]\nname = "../hello"\n'}, r"steps\.0\.name"),
 }  # fmt: skip
@@ -161,6 +170,63 @@ async def test_tests_without_a_valid_reward_are_named_and_their_rollouts_not_sco
             assert (rollout.stop, scored) == (StopReason.DONE, None), rollout.reason
     async with open_tasks(tmp_path, missing=0.0) as runs:
         assert (await play(runs, "silent", [RIGHT]))[1] == 0.0
+
+
+async def test_tests_that_hang_hold_the_dry_run_no_longer_than_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = "[verifier]\ntimeout_sec = 1e9\n"
+    write_task(tmp_path / "one", Sample("hanging", endless, {"tests/test.sh": BROKEN_TESTS["hanging"]}))
+    settings = environment_of(tmp_path / "one")
+    assert TaskBoxes(settings, settings.read("hanging")).grades[0].timeout_s == 3600.0
+    monkeypatch.setattr("mtrl_plugins.harbor.try_tasks.TRY_S", 5.0)
+    assert "hanging: its solution and tests took more than 5 seconds" in await try_folder(tmp_path / "one")
+    monkeypatch.setattr("mtrl_plugins.harbor.try_tasks.TRY_S", 120.0)
+    monkeypatch.setattr("mtrl_plugins.harbor.harbor_toolset.MOST_S", 1.0)
+    collect = '[[verifier.collect]]\ncommand = "sleep 600"\ntimeout_sec = 1e9\n'
+    sample = Sample("collected", f'artifacts = ["/app/answer"]\n{SEPARATE}{collect}', {"tests/test.sh": PASSES})
+    write_task(tmp_path / "two", sample)
+    assert (await try_folder(tmp_path / "two")).endswith("the solutions of collected are worth 1")
+
+
+async def test_setup_of_a_later_step_that_fails_is_told_by_the_dry_run_and_too_slow_is_no_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtrl_plugins.harbor.harbor_toolset.SETUP_S", 5.0)
+    for name, setup in (("broken", "exit 3\n"), ("slow", "sleep 600\n")):
+        files = {**step("one", reward("echo 1")), **step("two", reward("echo 1"), **{"workdir/setup.sh": setup})}
+        write_task(tmp_path, Sample(name, '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', files))
+    said = await try_folder(tmp_path)
+    assert "worth {'reward': 0.5}: steps/two/workdir/setup.sh failed: exit status 3" in said
+    assert "task slow: steps/two/workdir/setup.sh failed: stopped: it reached the time limit" in said
+    async with open_tasks(tmp_path) as runs:
+        rollout, scored = await play(runs, "slow", ["true", "true"])
+    assert (rollout.stop, scored) == (StopReason.TOOL_FAILED, None), rollout.reason
+
+
+def test_root_of_tests_is_not_replaced_by_another(tmp_path: Path) -> None:
+    write_task(tmp_path, Sample("own", SEPARATE, {"tests/test.sh": PASSES, "tests/Dockerfile": "FROM busybox"}))
+    settings = environment_of(tmp_path, sandbox={"root": "busybox"})
+    with pytest.raises(ConfigError, match=r"there is no root 'own-tests' of (.|\n)*docker build -t own-tests"):
+        TaskBoxes(settings, settings.read("own"))
+
+
+def test_server_of_a_task_is_reached_by_a_host_that_is_named_in_full(tmp_path: Path) -> None:
+    server = '[[environment.mcp_servers]]\nname = "s"\nurl = "http://x.example.com/mcp"\n'
+    write_task(tmp_path, Sample("served", server, {"tests/test.sh": PASSES}))
+    for network, is_allowed in (["*.example.com"], False), (["x.example.com"], True):
+        settings = environment_of(tmp_path, sandbox={"network": network})
+        with nullcontext() if is_allowed else pytest.raises(ConfigError, match="may reach by its whole name"):
+            TaskBoxes(settings, settings.read("served"))
+
+
+@pytest.mark.parametrize("option", [{"args": {"a": 1}}, {"start_s": 5.0}])
+def test_settings_that_harbor_does_not_use_are_refused(tmp_path: Path, option: dict[str, Any]) -> None:
+    write_task(tmp_path, SAMPLES[0])
+    with pytest.raises(ValueError, match="is not used with harbor"):
+        environment_of(tmp_path, **option)
+    settings = environment_of(tmp_path)
+    assert HarborSettings.model_validate(settings.model_dump()) == settings
 
 
 async def test_root_that_is_no_linux_is_named(tmp_path: Path) -> None:
