@@ -36,7 +36,6 @@ REFUSED: Mapping[str, tuple[Collection[Any], str]] = {
     "skills_dir": ((), "skills are for agents of their own"),
     "transport": (("sse", "http", "streamable-http"), "a box starts no MCP server: serve it over HTTP"),
     "exclude": (([],), "artifacts are collected whole"),
-    "destination": ((), "artifacts keep their places"),
 }
 """Keys of any table that cannot be done, but for some values."""
 FREE_KEYS = ("metadata", "task", "env", "headers", "min_reward")

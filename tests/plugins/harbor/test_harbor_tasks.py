@@ -107,8 +107,6 @@ BAD = {
     "table": ({"task.toml": "[agnet]\ntimeout_sec = 1.0\n"}, "has no table 'agnet'"),
     "inner-table": ({"task.toml": '[[steps]]\nname = "a"\n[steps.verifer]\n'}, r"steps\.0: .* table 'verifer'"),
     "version": ({"task.toml": 'schema_version = "2.0"\n'}, r"schema_version: .*\^1"),
-    "destination": ({"task.toml": 'artifacts = [{source = "/a", destination = "b"}]\n'},
-                    r"artifacts\.0\.destination: 'b': artifacts keep their places"),
     "loop": ({"instruction.md": Path("instruction.md")}, r"instruction\.md: is missing"),
     "step-name": ({"task.toml": '[[steps]]\nname = "../hello"\n'}, r"steps\.0\.name"),
 }  # fmt: skip
