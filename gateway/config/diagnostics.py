@@ -93,6 +93,8 @@ NESTED_MODELS: dict[str, type[BaseModel]] = {
     "result_limit": ResultLimit,
     "tool_schema": ToolSchema,
 }
+ALTERNATIVE = re.compile(r"(?:function-\w+|literal|tuple|list)\[")
+"""How pydantic calls an alternative of a field in an error's location."""
 FORM_REMEDY = "give it one of `class_name`, `function`, `server`, `mcp`"
 
 
@@ -107,6 +109,10 @@ def explain_validation_error(
     errors = []
     for detail in error.errors(include_url=False):
         loc = explainer.location_in_file(detail["loc"])
+        if any(str(step).startswith("literal[") for step in detail["loc"][-1:]) and isinstance(
+            value_at(raw, loc), dict
+        ):
+            continue  # It may be a word or a mapping, and it is a mapping with a mistake of its own.
         # A rule between fields fails as well if one of them has no value.
         depth = len(loc) if detail["type"] == "rule" else None
         if not any(missing[:depth] == loc for missing in expansion.errors):
@@ -123,7 +129,8 @@ class _Explainer:
         self.raw, self.expansion, self.model = raw, expansion, model
 
     def location_in_file(self, loc: Loc) -> Loc:
-        """The location in the file, without pydantic's tag after `tools[0]` or the list around a single interaction."""
+        """The location in the file, without pydantic's tags of alternatives and the list around one interaction."""
+        loc = tuple(step for step in loc if not ALTERNATIVE.match(str(step)))
         if len(loc) > 2 and loc[0] == "tools" and loc[2] in FORMS:
             return (*loc[:2], *loc[3:])
         if loc[:1] == ("interaction",) and isinstance(value_at(self.raw, ["interaction"]), dict):

@@ -118,12 +118,9 @@ FILES = {
 }
 PROCESSES = {
     "signals the gateway": Attack("import os; os.kill({pid}, 0); print('SUCCEEDED')", "ProcessLookup"),
-    # Where numbers of processes begin anew, as in a container, that of a group inside may be the same.
+    # Its number may be that of a group inside, where processes are counted anew.
     "signals the gateway's group": Attack(
-        "import os, pathlib\nfor p in pathlib.Path('/proc').glob('[0-9]*/stat'):\n"
-        " if p.read_text().rpartition(')')[2].split()[2] == '{group}': raise ProcessLookupError('a group of its own')\n"
-        "os.killpg({group}, 0); print('SUCCEEDED')",
-        "ProcessLookup",
+        "import os; os.killpg({group}, 0); os.getpgid({pid}); print('SUCCEEDED')", "ProcessLookup"
     ),
     "opens the gateway's process": Attack("import os; os.pidfd_open({pid}); print('SUCCEEDED')", "ProcessLookup"),
     "reads the gateway's environment": Attack(_reads("'/proc/{pid}/environ'"), NOT_THERE),

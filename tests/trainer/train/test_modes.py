@@ -25,7 +25,7 @@ from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 
 STEPS, PROMPTS, N = 5, 3, 4
-MACHINE = ("time/", "idle/", "engine/")
+MACHINE = ("time/", "idle/", "engine/", "machine/")
 SEVENTHS = {"components": {"sevenths": {"function": f"{Path(__file__).parent}/sevenths.py:sevenths"}}}
 
 
