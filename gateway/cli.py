@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,19 +19,6 @@ from gateway.version import print_version
 
 if TYPE_CHECKING:
     from gateway.build import Plan
-
-
-class JsonFormatter(logging.Formatter):
-    """`time` (UTC), `level`, `logger`, `message`, the fields of an audit line, and `exception` if there is one."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = {"time": f"{at}.{record.msecs:03.0f}Z", "level": record.levelname, "logger": record.name}
-        line |= {"message": record.getMessage(), **getattr(record, "fields", {})}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
-
 
 DEFAULT_TOOLS, DEFAULT_SERVERS = Path("tool_configs"), Path("mcp_servers.json")
 
@@ -344,6 +329,8 @@ def _configure_logging(
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     if log_json:
+        from gateway.json_log import JsonFormatter
+
         logging.getLogger().handlers[0].setFormatter(JsonFormatter())
     if not verbose:
         for name in ("mcp", "httpx2", "uvicorn.access"):

@@ -6,15 +6,13 @@ one is logged and ignored.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
-import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +23,7 @@ from starlette.types import ASGIApp
 from gateway.build import Plan, build_plan
 from gateway.errors import ConfigError, GatewayError
 from gateway.gateway import Gateway, ReloadRefusal
+from gateway.gateway_journal import keep_journal
 from gateway.http.app import build_app
 from gateway.http.endpoint import DisconnectWatcher
 from gateway.http.settings import Settings, check_origins, read_token
@@ -33,34 +32,6 @@ from gateway.mcp_server.transports import build_mcp_app
 from gateway.process_exit import hide_environment
 from gateway.server_start import ServerStart
 from gateway.tape import ReplayGateway, record_gateway
-from gateway.user_code import Journal, read_journal
-
-ENDED_IN = (
-    "the gateway before this one ended without a word while user code was running: %s; "
-    "if nobody killed it, look there for `os._exit` or for a library that crashes the interpreter"
-)
-
-
-def journal_file(host: str, port: int) -> Path:
-    """The journal of the gateway at an address."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(state) / "mtrl" / f"gateway-{host}-{port}.running"
-
-
-@contextmanager
-def keep_journal(host: str, port: int) -> Iterator[None]:
-    """Warns of what the gateway before this one ended in, and keeps a journal during the block, where it can write."""
-    file = journal_file(host, port)
-    with ExitStack() as stack:
-        with suppress(OSError, RuntimeError):  # No home, no permission, a full disk, or a gateway that uses it.
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(file.with_suffix(".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if names := read_journal(file):
-                log.warning(ENDED_IN, ", ".join(names))
-            stack.enter_context(Journal(file))
-        yield
-
 
 FileStates = dict[Path, tuple[int, int, int]]
 """Modification time, size and inode of each file."""

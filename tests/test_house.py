@@ -144,9 +144,10 @@ def test_third_party_packages_are_imported_only_where_allowed(package: str, impo
 
 GATEWAY_LAYERS = (
     ("types", "errors", "version", "bounded_json", "large_json", "disk_errors", "policy_text", "process_exit"),
-    ("plural", "import_hook", "loop_watchdog", "schema_budget", "server_start", "web", "config.base"),
+    ("json_log", "plural"),
+    ("import_hook", "relative_imports", "loop_watchdog", "schema_budget", "server_start", "web", "config.base"),
     ("line_file", "plugins", "process", "schema", "toolset", "user_code"),
-    ("await_user_code", "config.sections", "plugin_commands", "session_protocols", "state", "wire"),
+    ("await_user_code", "config.sections", "gateway_journal", "plugin_commands", "session_protocols", "state", "wire"),
     ("sandbox.host_rules", "sandbox.sandbox_layout", "sandbox.provider_settings", "sandbox.sandbox_environment"),
     ("sandbox.grade_files",),
     ("sandbox.sandbox_settings", "sandbox.grade_settings"),

@@ -16,7 +16,7 @@ WALL_CLOCK = {
 FILE_TIMES = {"st_mtime", "st_mtime_ns", "st_ctime", "st_ctime_ns", "getmtime", "getctime"}
 RECORDED = {
     "gateway/tracing.py": "start and end of a span",
-    "gateway/cli.py": "the time of a log line",
+    "gateway/json_log.py": "the time of a log line",
     "gateway/http/activity.py": "when a call ended, for the live view",
     "gateway/http/state.py": "when a session expires, computed from a monotonic deadline",
     "gateway/http/info_routes.py": "when a server's state began, computed from a monotonic time",

@@ -146,8 +146,9 @@ def _find_shared_model(settings: BaseRolloutSettings, policy: WeightSource | Non
 def _make_sglang_engine(
     chosen: str, settings: BaseRolloutSettings, model: Path, folder: Path, reference: TrainerReference, log: Log
 ) -> Engine:
+    from trainer.engine.sglang.check_parallel import check_tensor_parallel
     from trainer.engine.sglang.launch import on_cpu
-    from trainer.engine.sglang.server_process import ServerOptions, ServerProcess, check_tensor_parallel
+    from trainer.engine.sglang.server_process import ServerOptions, ServerProcess
     from trainer.engine.sglang.sglang_engine import SGLangEngine
     from trainer.engine.sglang.weight_sync.adapters import LORA_FLAG
 

@@ -6,7 +6,6 @@ The only module that opens images with Pillow. The format is the one that the by
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,34 +13,11 @@ from PIL import Image as Pillow
 from PIL import ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base as Tag
 
+from gateway.media.png_profile import drop_colour_profile
 from gateway.media.sniff import MediaError, raster_type, read_image_size
 from gateway.policy_text import repeatable
 from gateway.types import Image, Video
 from gateway.wire import is_array
-
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_COLOUR_CHUNKS = frozenset((b"iCCP", b"sRGB", b"gAMA", b"cHRM", b"cICP", b"mDCV", b"cLLI"))
-_FRAME_BYTES = 12
-"""Length, type and checksum around the data of a chunk."""
-
-
-def drop_colour_profile(data: bytes) -> bytes | None:
-    """The PNG without its chunks about colour, which stand before the pixels; None if it has none, or is no PNG."""
-    if not data.startswith(_SIGNATURE):
-        return None
-    kept, offset, dropped = [_SIGNATURE], len(_SIGNATURE), False
-    while offset + _FRAME_BYTES <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, offset)
-        if kind == b"IDAT":
-            break
-        end = offset + _FRAME_BYTES + length
-        if kind in _COLOUR_CHUNKS:
-            dropped = True
-        else:
-            kept.append(data[offset:end])
-        offset = end
-    return b"".join((*kept, data[offset:])) if dropped else None
-
 
 MAX_PIXELS = 64_000_000
 """A larger image is refused: decoding it would take 256 MB."""

@@ -7,8 +7,7 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -18,25 +17,10 @@ from anyio import to_thread
 from gateway.errors import SessionError, Unavailable
 from gateway.state import MAX_NAME
 from gateway.state.git_content import StateTooLarge
+from gateway.state.mounted_state import open_mounted
 from gateway.state.state_hash import hash_state
 from gateway.state.unpack_tar import unpack_tar
 from gateway.types import Task
-
-
-@contextmanager
-def open_mounted(folder: Path, pid: int) -> Iterator[Path]:
-    """The path of a folder as a process sees it, on which something is mounted there; valid within the block.
-
-    Raises OSError where the process has ended or has nothing mounted there: its folder without the mount is no state.
-    """
-    descriptor = os.open(f"/proc/{pid}/root{folder}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_dev == folder.stat().st_dev:
-            raise OSError(f"nothing is mounted at {folder} for process {pid} any more")
-        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
-
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 MAX_ARCHIVE_BYTES = 4 * 2**30

@@ -8,17 +8,9 @@ from math import ceil, lcm
 from statistics import fmean
 
 from gateway.errors import ConfigError
+from mtrl_plugins.plan.calibrate import engine_speed, trainer_speed
 from mtrl_plugins.plan.simulate import Simulation, simulate
-from mtrl_plugins.plan.speeds import (
-    Cluster,
-    Device,
-    ModelSize,
-    cache_room,
-    engine_speed,
-    plan_rank,
-    plan_server,
-    trainer_speed,
-)
+from mtrl_plugins.plan.speeds import Cluster, Device, ModelSize, cache_room, plan_rank, plan_server
 from mtrl_plugins.plan.workload import JobLimits, Workload
 from mtrl_plugins.workers.settings import WorkerSettings
 from trainer.policy.memory_parts import MemoryPlan

@@ -246,7 +246,7 @@ GATEWAY_EXITS = """
 import logging, sys
 import anyio
 from gateway import Gateway, Task, ToolCall
-from gateway.serving import keep_journal
+from gateway.gateway_journal import keep_journal
 
 async def main():
     async with Gateway.load("tools", None) as gateway, gateway.open(Task("t")) as session:

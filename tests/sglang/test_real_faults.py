@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tests.sglang.conftest import Lent, group_of
 from tests.sglang.policy import AGREE, EOS, PROMPT, moved, off, opened, written_on
 from trainer.engine.base import Generation, Sampling
-from trainer.engine.sglang import sglang_engine as health
+from trainer.engine.sglang import health
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync import tensors

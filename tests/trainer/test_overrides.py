@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from gateway.errors import ConfigError
 from trainer.cli import app
-from trainer.cli.run_file import MEANT_SETTINGS, load_settings
+from trainer.cli.meant_settings import MEANT_SETTINGS
+from trainer.cli.run_file import load_settings
 from trainer.rollout.settings import RolloutSettings, flatten_settings
 from trainer.train.settings import TrainSettings
 

@@ -7,7 +7,8 @@ from typing import Any
 from tests.trainer.conversations import TOOL
 from tests.trainer.trl_templates import load_trl_template
 from trainer.template import Settings
-from trainer.template.chat_template import build_call, write_calls_as_text
+from trainer.template.chat_template import build_call
+from trainer.template.text_calls import write_calls_as_text
 
 CALL = build_call("call00000", "look_up", '{"word": "gnu"}')
 CALL_TEXT = '<tool_call>\n{"name": "look_up", "arguments": {"word": "gnu"}}\n</tool_call>'

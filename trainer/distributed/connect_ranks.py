@@ -21,7 +21,6 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -29,51 +28,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from gateway.process.spawn import end_process, spawn
 from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
+from trainer.distributed.layer_clock import LayerClock
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment
 from trainer.distributed.rank_failures import describe_failure, name_rank, read_failures, report_failure
 from trainer.distributed.rank_output import rank_log
 from trainer.distributed.settings import DISK_TIMEOUT_S, DistributedSettings, find_mesh
 from trainer.distributed.watchdog import Watchdog
-
-
-class LayerClock:
-    """The clock of one rank. A layer's weights are gathered before it starts, so that waiting for them is left out."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._busy_s, self._started = device, 0.0, 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        """On a GPU: the start and the end of each layer, which are read once they have happened."""
-
-    def watch(self, layer: nn.Module) -> None:
-        """Measures a layer. To be called after it was split over ranks."""
-        layer.register_forward_pre_hook(self._start)
-        layer.register_forward_hook(self._stop, prepend=True)
-
-    def take_busy_s(self) -> float:
-        """Seconds since the last call."""
-        if self._events:
-            self._events[-1][1].synchronize()
-            self._busy_s = sum(start.elapsed_time(end) for start, end in self._events) / 1000
-        busy_s, self._busy_s, self._events = self._busy_s, 0.0, []
-        return busy_s
-
-    def _start(self, *_: Any) -> None:
-        if self._device.type == "cuda":
-            self._events.append((_new_event(), _new_event()))
-            self._events[-1][0].record()
-        else:
-            self._started = time.perf_counter()
-
-    def _stop(self, *_: Any) -> None:
-        if self._device.type == "cuda":
-            self._events[-1][1].record()
-        else:
-            self._busy_s += time.perf_counter() - self._started
-
-
-def _new_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
 
 LOOPBACK = "127.0.0.1"
 STAGE_KEY, NAME_KEY, DEVICE_KEY = "stage/{}", "name/{}", "device/{}"

@@ -7,8 +7,9 @@ import time
 import psutil
 import pytest
 
-from mtrl_plugins.swift import orm as math_accuracy
-from mtrl_plugins.swift.orm import AnswerComparer, MathAccuracy
+from mtrl_plugins.swift import math_accuracy
+from mtrl_plugins.swift.math_accuracy import AnswerComparer
+from mtrl_plugins.swift.orm import MathAccuracy
 
 
 @pytest.fixture(scope="module")

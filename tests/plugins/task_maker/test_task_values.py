@@ -10,7 +10,7 @@ import pytest
 
 from gateway.types import ToolSpec
 from mtrl_plugins.task_maker.chain import Chain, Step, prune, with_links, without_step
-from mtrl_plugins.task_maker.make_tasks import tells_answer, write_question
+from mtrl_plugins.task_maker.questions import tells_answer, write_question
 from mtrl_plugins.task_maker.values import (
     ArgumentWriter,
     SourceStatistics,

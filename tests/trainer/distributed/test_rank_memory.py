@@ -38,7 +38,7 @@ import ctypes, json, os, re, sys
 from pathlib import Path
 
 from trainer.distributed import follow, sharded_model, sharded_policy
-from trainer.distributed.sharded_model import ShardFiles
+from trainer.distributed.shard_files import ShardFiles
 
 sizes, peaks = [], []
 M_MMAP_THRESHOLD = -3

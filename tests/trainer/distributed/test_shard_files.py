@@ -9,8 +9,8 @@ import torch
 
 from tests.trainer.distributed.expert_models import EXPERTS, KINDS, save_expert_model
 from tests.trainer.policy.tiny_policies import tiny_model
-from trainer.distributed import sharded_model as shard_files
-from trainer.distributed.sharded_model import ShardFiles
+from trainer.distributed import shard_files
+from trainer.distributed.shard_files import ShardFiles
 from trainer.model import build_skeleton, load_model
 
 

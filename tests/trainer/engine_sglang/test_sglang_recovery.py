@@ -13,8 +13,7 @@ from tests.trainer.engine_sglang.engine_harness import opened, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, reads, weights
 from tests.waiting import wait_until
 from trainer.engine.base import Generation, Sampling
-from trainer.engine.sglang import replica
-from trainer.engine.sglang import sglang_engine as health
+from trainer.engine.sglang import health, replica
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.tensors import TensorSync

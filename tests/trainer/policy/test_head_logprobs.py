@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.policy.logprobs import compute_head_logprobs
+from trainer.policy.head_logprobs import compute_head_logprobs
 
 STATES, WIDTH, VOCABULARY = 5, 8, 23
 INDEX_K = torch.tensor([0, 0, 2, 4, 4, 4])

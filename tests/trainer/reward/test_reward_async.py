@@ -84,7 +84,7 @@ async def test_failing_async_function_costs_only_its_rollout(write: Write, body:
 async def test_calls_queued_behind_a_blocked_one_are_dropped_after_the_deadline(
     write: Write, released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.reward.component.LOOP_CHECK_S", 0.01)
+    monkeypatch.setattr("trainer.reward.function_runner.LOOP_CHECK_S", 0.01)
     folder = write(
         "released, called = None, []\nasync def score(attempt):\n    called.append(attempt)\n"
         "    released.wait()\n    return 1\n"

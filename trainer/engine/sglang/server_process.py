@@ -6,18 +6,17 @@ life, and all of its processes end with the trainer.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import STDOUT
-from typing import Any, Self
+from typing import Self
 
 import anyio
 import httpx2
@@ -26,41 +25,6 @@ from gateway.process.log_tail import read_tail
 from gateway.process.pipe_process import end_supervised, start_supervised
 from gateway.process.supervised_process import SupervisedProcess
 from trainer.engine.base import EngineError
-
-
-def check_tensor_parallel(model: Path, size: int) -> None:
-    """Raises EngineError if the model in a folder cannot be split over so many devices."""
-    if size < 2:
-        return
-    try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        problems = list(_find_problems(_text(config), size))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return  # Whoever loads the model says what is wrong with its configuration.
-    if problems:
-        fitting = [str(other) for other in range(1, size) if not any(_find_problems(_text(config), other))]
-        raise EngineError(
-            f"`serving.options` has --tp {size}, which does not divide {model.name}: {'; '.join(problems)}\n"
-            f"  remedy: use --tp {fitting[-1]}, and `serving.replicas` for the other devices"
-        )
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    text: Mapping[str, Any] = config.get("text_config") or config
-    return text
-
-
-def _find_problems(config: Mapping[str, Any], size: int) -> Iterator[str]:
-    heads = int(config.get("num_attention_heads") or 0)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    if heads % size:
-        yield f"it has {heads} attention heads"
-    if kv_heads and kv_heads % size and size % kv_heads:  # Fewer heads than devices are copied.
-        yield f"it has {kv_heads} key-value heads"
-    for name, what in (("hidden_size", "a hidden size"), ("intermediate_size", "an intermediate size")):
-        if (width := int(config.get(name) or 0)) % size:
-            yield f"it has {what} of {width}"
-
 
 PYTHON_VARIABLE = "MTRL_SGLANG_PYTHON"
 DEFAULT_PYTHON = ".sglang/bin/python"

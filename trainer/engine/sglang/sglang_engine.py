@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
@@ -15,141 +14,21 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.types import Image
-from trainer.engine.base import (
-    Adapters,
-    Agreement,
-    Capabilities,
-    EngineError,
-    Generation,
-    OnIds,
-    Sampling,
-    ServersLostError,
-)
-from trainer.engine.sglang.http_client import (
-    REQUEST_TIMEOUT_S,
-    RequestRefused,
-    ServerTimeout,
-    ServerUnavailable,
-    SGLangClient,
-    run_all,
-)
+from trainer.engine.base import Adapters, Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
+from trainer.engine.sglang.generation import PendingTurn, check_request, require_version_spans
+from trainer.engine.sglang.health import monitor_health, require_any
+from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, ServerTimeout, ServerUnavailable, SGLangClient, run_all
 from trainer.engine.sglang.publisher import Publisher
 from trainer.engine.sglang.replica import Replica, release_memory, wait_for_any
-from trainer.engine.sglang.request import PngEncoder, generate_without_banned
+from trainer.engine.sglang.request import PngEncoder
 from trainer.engine.sglang.routing import Routing, router_backends
-from trainer.engine.sglang.server_features import NEWEST, ServerFeatures, format_release, probe_with_restarts
+from trainer.engine.sglang.server_features import probe_with_restarts
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.weight_sync.base import WeightSync
-from trainer.engine.sglang.weight_sync.published import PublishedWeights
 from trainer.engine.sglang.weight_sync.verify import NO_REFERENCE, TrainerReference
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-CHECK_INTERVAL_S = 5.0
-"""Time between two checks."""
-CHECK_TIMEOUT_S = 60.0
-"""Time for an answer, which comes from the process that computes, after the prefill under way."""
-
-
-async def monitor_health(
-    replica: Replica, is_needed: Callable[[], bool], on_lost: Callable[[Replica, EngineError], None]
-) -> None:
-    """Checks a replica while `is_needed` says that somebody waits for it. A weight update has its own timeout."""
-    while True:
-        await anyio.sleep(CHECK_INTERVAL_S)
-        if not (replica.up and is_needed()):
-            continue
-        try:
-            await replica.client.get("/server_info", within=CHECK_TIMEOUT_S)
-        except RequestRefused:
-            continue  # It answers.
-        except ServerUnavailable as error:
-            if replica.up and is_needed():
-                on_lost(replica, error)
-
-
-async def require_any(replicas: Sequence[Replica]) -> None:
-    """Waits until a replica is up; raises ServersLostError if none comes back."""
-    if not await wait_for_any(replicas):
-        raise ServersLostError(f"no SGLang server is left: {replicas[0].error}")
-
-
-def check_request(
-    ids: Sequence[int],
-    sampling: Sampling,
-    images: Sequence[Image],
-    capabilities: Capabilities,
-    features: Sequence[ServerFeatures],
-) -> None:
-    """Raises EngineError with the remedy for what the servers would do differently, or crash on."""
-    for problem in (*_id_problems(ids, images, capabilities), *_sampling_problems(sampling, features)):
-        raise EngineError(problem)
-
-
-def require_version_spans(replicas: Sequence[Replica]) -> None:
-    """Refuses servers that do not report which weights sampled which token, where turns continue under new weights.
-    With one version for the whole turn, old tokens would count as newer than they are."""
-    for replica in replicas:
-        if not replica.features.version_spans:
-            why = "does not report which weights sampled which part of a turn, and turns continue under new weights"
-            remedy = f"use {format_release(NEWEST)}, or `mode: synchronous` or `one_step_off`"
-            raise EngineError(f"SGLang {replica.features.release} at {replica.url} {why}: {remedy}")
-
-
-def _id_problems(ids: Sequence[int], images: Sequence[Image], capabilities: Capabilities) -> Iterator[str]:
-    if not ids:
-        yield "there are no ids to continue"
-    if len(ids) >= capabilities.context_length:
-        yield f"{len(ids)} ids leave no room in the context of {capabilities.context_length} that the server has"
-    if images and not capabilities.supports_images:
-        yield "the model that SGLang serves takes no images, or was started without a tokenizer; use one that has both"
-
-
-def _sampling_problems(sampling: Sampling, features: Sequence[ServerFeatures]) -> Iterator[str]:
-    if sampling.stop and not all(item.has_tokenizer for item in features):
-        yield "stop strings need the server's tokenizer; start it without --skip-tokenizer-init, or stop at ids"
-    if sampling.temperature not in (0, 1) and not all(item.temperature_logprobs for item in features):
-        remedy = "sample at temperature 1, or unset SGLANG_RETURN_ORIGINAL_LOGPROB there"
-        yield f"the server returns logprobs at temperature 1, whatever it samples with; {remedy}"
-
-
-@dataclass(eq=False)
-class PendingTurn:
-    """A turn under way."""
-
-    key: str
-    published: PublishedWeights
-    on_ids: OnIds | None = None
-    banned_ids: tuple[int, ...] = ()
-    is_seen: bool = False
-    """The caller was given some ids, so that the turn cannot start again."""
-
-    def report_ids(self, ids: Sequence[int]) -> None:
-        """Gives the caller ids; one that is banned is sampled again."""
-        kept = [id for id in ids if id not in self.banned_ids]
-        if kept and self.on_ids:
-            self.is_seen = True
-            self.on_ids(kept)
-
-    async def generate(
-        self, replica: Replica, ids: Sequence[int], sampling: Sampling, images: Sequence[Image], prefix_group: str
-    ) -> Generation:
-        """Generates the turn on a replica. `prefix_group` names the group whose shared prompt may not be cached yet; it
-        is then prefilled once, before the siblings are routed."""
-        prefill = None
-        if prefix_group:
-            prefill = await replica.prefill(ids, self.key, prefix_group, self.published.name, images)
-
-        async def generate_part(ids: Sequence[int], sampling: Sampling) -> Generation:
-            await self.published.wait_until_current()
-            report = self.report_ids if self.on_ids else None
-            return await replica.generate(ids, sampling, self.key, self.published.name, images, report)
-
-        generation = await generate_without_banned(generate_part, ids, sampling)
-        return replace(generation, cached_tokens=prefill.cached_tokens) if prefill else generation
-
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4
