@@ -169,7 +169,7 @@ kills: install sglang  ## The default job with its SGLang server killed twenty t
 kills-scale: install  ## A job on two machines (network namespaces) whose processes are killed twenty times; needs root
 	$(BIN)/python bench/kills_scale.py
 
-bench-scale: install  ## Ranks, rollout workers, plans and ways to publish, in ratios of one run
+bench-scale: install  ## Ranks, rollout workers and ways to publish, in ratios of one run
 	$(BIN)/python bench/scale_up.py
 
 soak: install  ## Hours of calls, sessions and steps with servers killed at random: memory, descriptors, threads and children stay flat

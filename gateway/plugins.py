@@ -29,7 +29,6 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "environments": ("environment", "env"),
     "harbor": ("harbor",),
     "judge": ("judge",),
-    "plan": ("plan",),
     "sandboxes": ("container", "remote", "sandboxes"),
     "scripts": ("scripts", "translate", "--verl-config", "--swift"),
     "starter": ("init",),
