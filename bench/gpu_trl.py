@@ -22,13 +22,13 @@ from trainer.policy.settings import UpdateSettings  # noqa: E402
 
 PYTHON_VARIABLE = "MTRL_TRL_PYTHON"
 """A Python that has TRL, for machines without a network."""
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 
 
 def measure_trl_update(
     model: Path, rows: Sequence[BatchRow], siblings: int, update: UpdateSettings, updates: int
 ) -> Mapping[str, Any]:
-    """TRL's version, seconds of each step and gradient norm; RuntimeError if it cannot be installed or fails."""
+    """TRL's version, seconds and core-seconds of each step, and gradient norm; RuntimeError if it cannot be installed or fails."""
     rows_at_once = micro_batch_rows(len(rows), max(len(row.ids) for row in rows), update.micro_batch_tokens)
     job = {
         "model": str(model),
