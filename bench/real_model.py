@@ -3,8 +3,8 @@
 python bench/real_model.py                  # a quarter of an hour; writes bench/results/real_model.{json,md}
 python bench/real_model.py --only engine    # or update; writes nothing without --out
 
-Engines cost core-milliseconds a token, beside Hugging Face's `generate` and an SGLang server (`make sglang`). An update on
-given rows costs core-seconds and seconds, beside TRL's on the same rows. All take turns.
+Engines cost core-milliseconds a token, beside Hugging Face's `generate` and an SGLang server (`make sglang`). An update
+on given rows costs core-seconds and seconds, beside TRL's on the same rows.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import anyio  # noqa: E402
-import httpx  # noqa: E402
 import psutil  # noqa: E402
 import torch  # noqa: E402
 from gpu_trl import measure_trl_update  # noqa: E402
 from gpu_workload import ModelShape, make_batch  # noqa: E402
+from peers import trl  # noqa: E402
 from step_costs import core_seconds  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
 from mtrl_plugins.demo.real.fetch_model import PACKAGE, fetch_model  # noqa: E402
 from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
 from trainer.engine.base import Sampling  # noqa: E402
+from trainer.engine.sglang.http_client import SGLangClient  # noqa: E402
 from trainer.engine.sglang.launch import TESTED  # noqa: E402
 from trainer.engine.sglang.server_process import ServerOptions, ServerProcess  # noqa: E402
 from trainer.engine.torch.threads import choose_threads, use_threads  # noqa: E402
@@ -168,14 +169,13 @@ async def _open_server(folder: Path) -> AsyncIterator[Contestant]:
     with TemporaryDirectory() as place:
         async with (
             ServerProcess(folder, options, log=Path(place) / "log") as server,
-            httpx.AsyncClient(base_url=server.url, timeout=600) as client,
+            SGLangClient(server.url) as client,
         ):
 
             async def play(prompts: Prompts, new: int) -> None:
                 params = {"max_new_tokens": new, "temperature": 1.0, "ignore_eos": True}
-                answer = await client.post("/generate", json={"input_ids": prompts, "sampling_params": params})
-                answer.raise_for_status()
-                if any(len(item["output_ids"]) != new for item in answer.json()):
+                answers = await client.post("/generate", {"input_ids": prompts, "sampling_params": params}, within=600)
+                if any(len(answer["output_ids"]) != new for answer in answers):
                     raise RuntimeError("the server stopped early")
 
             yield Contestant(play, lambda: core_seconds(psutil.Process(server.pid)))
@@ -213,7 +213,8 @@ def measure_updates(folder: Path) -> dict[str, dict[str, Any]]:
             norm = norm if number else metrics["update/grad_norm"]
         rows = updater.last_rows
         del policy, updater
-        peer = measure_trl_update(folder, rows, ROWS.siblings, settings, UPDATES + 1)
+        trl()
+        peer = measure_trl_update(folder, rows, ROWS.siblings, settings, UPDATES + 1, timeout_s=1800)
     costs = {"mtrl": steps, "TRL": list(zip(peer["steps_core_s"], peer["steps_s"], strict=True))}
     found = {
         name: {"core_s": median(core for core, _ in some[1:]), "wall_s": median(wall for _, wall in some[1:])}
@@ -225,20 +226,14 @@ def measure_updates(folder: Path) -> dict[str, dict[str, Any]]:
 
 def format_results(found: dict[str, Any]) -> str:
     """Tables in Markdown."""
-    lines = [
-        "# A real model on a CPU",
-        "",
-        f"{found['date']}; {found['model']}; {found['machine']}; {found['versions']}",
-    ]
+    about = "; ".join(found[name] for name in ("date", "model", "machine", "versions"))
+    lines = ["# A real model on a CPU", "", about]
     if engine := found.get("engine"):
         names = list(engine)
         peers = [name for name in names if name in ("transformers", "SGLang")]
         ratios = " | ".join(f"{name} to mtrl" for name in peers)
-        lines += [
-            "",
-            f"| core-ms a token | {' | '.join(names)} | {ratios} |",
-            "|---|" + "--:|" * (len(names) + len(peers)),
-        ]
+        lines += ["", f"| core-ms a token | {' | '.join(names)} | {ratios} |"]
+        lines.append("|---|" + "--:|" * (len(names) + len(peers)))
         for figure, value in engine["mtrl"].items():
             cells = [f"{engine[name][figure]:.2f}" if figure in engine[name] else "" for name in names]
             cells += [f"{engine[name][figure] / value:.2f}" for name in peers]
