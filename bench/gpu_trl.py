@@ -31,7 +31,6 @@ def measure_trl_update(
     siblings: int,
     update: UpdateSettings,
     updates: int,
-    *,
     timeout_s: float = TIMEOUT_S,
 ) -> Mapping[str, Any]:
     """TRL's version, seconds of each step by the clock and of all cores, and gradient norm.

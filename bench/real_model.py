@@ -84,7 +84,7 @@ def main() -> None:
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "model": PACKAGE, "machine": machine}
     if args.only != "update":
         model = load_model(folder)
-        model.generation_config.eos_token_id = None  # type: ignore[union-attr]
+        model.generation_config.eos_token_id = None
         with torch.inference_mode():
             found["engine"] = anyio.run(measure_engines, folder, model) | {"floor": measure_floors(model)}
         versions += f", SGLang {TESTED[-1]}"
@@ -248,4 +248,4 @@ def format_results(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

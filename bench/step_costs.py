@@ -63,7 +63,7 @@ def _watch_file(process: psutil.Popen, file: Path, deadline: float) -> list[tupl
     return steps
 
 
-def core_seconds(process: psutil.Popen) -> float:
+def core_seconds(process: psutil.Process) -> float:
     """CPU of a process and its descendants; that of ended ones counts with the process that waited for them."""
     own = process.cpu_times()
     total = own.user + own.system + own.children_user + own.children_system
