@@ -1,4 +1,4 @@
-"""codex, opencode, pi, qwen, gemini and mini-swe-agent finish a task in a box, unmodified, where only loopback is reached."""
+"""Agents from npm and mini-swe-agent finish a task in a box, unmodified, where only loopback is reached."""
 
 from __future__ import annotations
 
