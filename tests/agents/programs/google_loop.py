@@ -1,4 +1,4 @@
-"""An agent of its own loop over the `google-genai` client: a tool, and the answer; reads the question from its input."""
+"""An agent of its own loop over the `google-genai` client: a tool, and the answer. The question is its input."""
 
 import sys
 

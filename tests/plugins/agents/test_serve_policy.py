@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def served(*args: Any, lines: int = 4) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def served(*args: Any, lines: int = 5) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """The command in a process of its own, and what it printed at its start."""
     command = [sys.executable, "-m", "trainer.cli", "serve-policy", "--port", "0", *map(str, args)]
     pipe = subprocess.PIPE
