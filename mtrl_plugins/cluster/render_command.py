@@ -52,8 +52,8 @@ SandboxesOption = Annotated[
         "--sandboxes",
         metavar="N",
         min=0,
-        help="Servers of sandboxes: pods, or on Slurm nodes of the job, beside what runs there. Tool files name "
-        "them as `remote: {url: '${MTRL_SANDBOXES}', token: '${MTRL_SANDBOX_TOKEN}'}`.",
+        help="Servers of sandboxes: pods, or nodes of a Slurm job, beside what runs there. Tool files name "
+        "`${MTRL_SANDBOXES}` and `${MTRL_SANDBOX_TOKEN}`.",
     ),
 ]
 EnvOption = Annotated[

@@ -73,8 +73,7 @@ class RemoteSettings(ProviderSettings):
     is_local: ClassVar[bool] = False
 
     url: Annotated[str, Field(pattern=f"^{ADDRESS}(,{ADDRESS})*$")]
-    """The address of a machine, or of several, with commas between them. A name that stands for several addresses, as
-    that of a headless Service, stands for as many machines."""
+    """Its address; those of several machines with commas between them. A name of several addresses is as many."""
     token: SecretStr | None = None
     """Sent as `Authorization: Bearer ...`."""
 
