@@ -135,14 +135,19 @@ async def open_processes(count: int, sampler: Sampler) -> None:
 
 async def start_boxes(count: int, sampler: Sampler) -> None:
     """Starts a sandbox in each session, on the less loaded of two servers."""
+    given = {"command": "echo one > a; cat a"}
+    with serving_boxes(sampler) as urls, open_files({}, BOXES % ",".join(urls)) as files:
+        await _call_in_sessions(files, "shell", given, count, sampler, calls_per_session=1)
+
+
+@contextmanager
+def serving_boxes(sampler: Sampler) -> Iterator[list[str]]:
+    """Two servers of sandboxes, which are sampled, too."""
     command = [sys.executable, "-m", "gateway.cli", "sandboxes", "--port", "0"]
     servers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
     try:
-        urls = [(server.stdout.readline() if server.stdout else "").split()[-1] for server in servers]
         sampler.processes += [psutil.Process(server.pid) for server in servers]
-        with open_files({}, BOXES % ",".join(urls)) as files:
-            given = {"command": "echo one > a; cat a"}
-            await _call_in_sessions(files, "shell", given, count, sampler, calls_per_session=1)
+        yield [(server.stdout.readline() if server.stdout else "").split()[-1] for server in servers]
     finally:
         for server in servers:
             server.terminate()
