@@ -34,7 +34,7 @@ class HistorySettings(RunPart):
     key: ClassVar[str] = "history"
 
     kind: Annotated[str, AfterValidator(_check_kind)] = "summarise"
-    """`summarise`: the policy goes on from the task and a summary that it writes. `window`: from the task and its latest
+    """`summarise`: the policy goes on from the task and a summary that it writes. `window`: from the task and the latest
     turns, which fill half of `at`. Or a function as `module:name` or `folder/plugins.py:name`: it takes the messages
     before the latest turn, and returns those that replace them."""
     at: Annotated[float, Field(gt=0, lt=1)] = 0.7

@@ -11,8 +11,8 @@ from trainer.rollout.rollout import Rollout
 def name_branches(rollout: Rollout) -> tuple[str, ...]:
     """A name for each ledger; none if nobody has named any."""
     if "agent" not in rollout.infos:
-        begun = [next((str(entry.info.get(BRANCH, "")) for entry in ledger), "") for ledger in rollout.ledgers]
-        return tuple(name or "the task's chat" for name in begun) if any(begun) else ()
+        names = [next((str(entry.info.get(BRANCH, "")) for entry in ledger), "") for ledger in rollout.ledgers]
+        return tuple(name or "the task's chat" for name in names) if any(names) else ()
     numbers = _turn_numbers(rollout)
     prefixes = [[ledger.ids[:end] for end in _turn_ends(ledger)] for ledger in rollout.ledgers]
     names = []
