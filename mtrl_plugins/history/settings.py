@@ -34,9 +34,9 @@ class HistorySettings(RunPart):
     key: ClassVar[str] = "history"
 
     kind: Annotated[str, AfterValidator(_check_kind)] = "summarise"
-    """`summarise`: the policy goes on from the task and a summary that it writes. `window`: from the task and the latest
-    turns, which fill half of `at`. Or a function as `module:name` or `folder/plugins.py:name`: it takes the messages
-    before the latest turn, and returns those that replace them."""
+    """`summarise`: the policy goes on from the task and a summary that it writes. `window`: from the task and the
+    latest turns, which fill half of `at`. Or a function as `module:name` or `folder/plugins.py:name`: it takes the
+    messages before the latest turn, and returns those that replace them."""
     at: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """The share of `limits.rollout_tokens`, or of the engine's context, that a chat may fill."""
     times: PositiveInt = 8
