@@ -169,9 +169,9 @@ class BaseRolloutSettings(RunSections):
     """Precision of products in the engine `torch`. `auto` is bfloat16 for 100 million parameters and more on a CPU that
     is measured to be faster with it, else float32, whose logprobs are the trainer's."""
     deterministic: bool | None = None
-    """A replay, and a resumed run, are the same to the last bit: by default for models below 20 million parameters, where
-    it costs little. If `true`, SGLang servers on a GPU run in their deterministic mode, which by SGLang's own account
-    makes tokens a third slower."""
+    """A replay, and a resumed run, are the same to the last bit: by default for models below 20 million parameters,
+    where it costs little. If `true`, SGLang servers on a GPU run in their deterministic mode, which by SGLang's own
+    account makes tokens a third slower."""
     serving: ServingSettings = ServingSettings()
     stepper: str | None = None
     """A plug-in that runs between two turns instead of tools and feedback: `module:name`, or `folder/plugins.py:name`.
