@@ -28,6 +28,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "demo": ("demo", "sight", "shelves"),
     "environments": ("environment", "env"),
     "harbor": ("harbor",),
+    "history": ("history",),
     "judge": ("judge",),
     "sandboxes": ("container", "remote", "sandboxes"),
     "scripts": ("scripts", "translate", "--verl-config", "--swift"),
