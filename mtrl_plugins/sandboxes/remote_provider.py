@@ -33,7 +33,6 @@ from mtrl_plugins.sandboxes.machines import (
     Machines,
     describe_answer,
     describe_error,
-    make_headers,
     open_client,
     post_watched,
 )
@@ -54,7 +53,7 @@ class RemoteProvider:
     mounts_states = False
 
     def __init__(self, remote: RemoteSettings) -> None:
-        self._remote, self._machines = remote, Machines(remote)
+        self._machines = Machines(remote)
 
     async def start(
         self,
@@ -81,14 +80,14 @@ class RemoteProvider:
                 raise Unavailable(f"no sandbox was started within {START_S:g} s") from error
             raise
         statistics.count_start(anyio.current_time() - began, sandbox.machine.name)
-        HEARTBEATS.add(sandbox.url, make_headers(self._remote), sandbox.lease_s)
+        HEARTBEATS.add(sandbox.url, sandbox.machine.headers, sandbox.lease_s)
         return sandbox
 
     async def _start_on(
         self, machine: Machine, settings: SandboxSettings, body: Mapping[str, Any], tried: dict[Machine, str]
     ) -> RemoteSandbox | None:
         """A sandbox of a machine; None where it has no room, or fails, which `tried` says then."""
-        http, sandbox = open_client(self._remote), None
+        http, sandbox = open_client(), None
         try:
             answer = await post_watched(http, machine, machine.url, await encode_message(body))
             if answer.is_success:
@@ -175,7 +174,7 @@ class RemoteSandbox:
         HEARTBEATS.remove(self.url)
         with anyio.move_on_after(LOST_STOP_S if self.machine.problem else STOP_S, shield=True):
             with suppress(httpx2.HTTPError):
-                await self._http.delete(self.url)
+                await self._http.delete(self.url, headers=self.machine.headers)
             await self._http.aclose()
         self._free()
 
