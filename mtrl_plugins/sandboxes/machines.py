@@ -11,7 +11,6 @@ import random
 import socket
 import ssl
 from collections.abc import Collection, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urlsplit
@@ -32,8 +31,9 @@ RETRY_S, MAX_RETRY_S = 10.0, 60.0
 """When a machine that failed is asked again; each further failure doubles it."""
 RESOLVE_S = 10.0
 """How often names are resolved: machines come and go behind one."""
-QUEUE_S = 60.0
-"""How long a start waits for room, but no longer than half of the time that its call has left."""
+QUEUE_S, TURN_S = 60.0, 10.0
+"""How long a start waits for room, but no longer than half of the time that its call has left; and how long in a
+machine's queue, before it looks for a shorter one."""
 SILENT_S, PROBES = 5.0, 3
 """A request that takes longer asks whether the machine is there at all; this many questions may stay unanswered."""
 MAX_PROBLEMS = 5
@@ -49,7 +49,7 @@ class Machine:
     headers: Mapping[str, str]
     """Those of each request: the token, and the host as it was named, since the address may be an IP."""
     running: int = 0
-    """Its sandboxes, as it said itself, and those that were started or stopped from here since."""
+    """Its sandboxes, and starts that wait for room, as it said itself; and those from here since."""
     most: int = 0
     problem: str = ""
     """Why it gets no new sandboxes for now."""
@@ -65,9 +65,9 @@ class Machine:
         return urlsplit(self.url).netloc
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """What is chosen first."""
-        return anyio.current_time() - self.failed_at < RETRY_S, self.running / self.most
+    def load(self) -> float:
+        """How full it is; more than 1 where starts wait. One that has just failed counts as full."""
+        return self.running / self.most + (anyio.current_time() - self.failed_at < RETRY_S)
 
     def set_aside(self, problem: str) -> None:
         """Gives it no new sandboxes until it answers again."""
@@ -94,38 +94,26 @@ class Machines:
         self._known: dict[str, Machine] = {}
         self._resolved_at = -RESOLVE_S
         self._turn = anyio.Lock()
-        self._freed = anyio.Event()
 
     async def choose(self, tried: Mapping[Machine, str], only: Machine | None = None) -> Machine:
-        """The least loaded machine, with a place taken on it; waits while all are full. Raises Unavailable."""
-        left_s = anyio.current_effective_deadline() - anyio.current_time()
-        wait_s, usable = min(QUEUE_S, left_s / 2), list[Machine]()
-        with anyio.move_on_after(wait_s):
-            async with AsyncExitStack() as stack:
-                if only is None:  # The first that waits looks for room; files wait for their own machine.
-                    await stack.enter_async_context(self._turn)
-                while True:
-                    machines = await self._look(only)
-                    usable = [machine for machine in machines if not machine.problem and machine not in tried]
-                    if not usable:
-                        raise Unavailable(f"no sandbox was started: {_describe_problems(machines, tried)}")
-                    if free := [machine for machine in usable if machine.running < machine.most]:
-                        random.shuffle(free)  # Other gateways choose, too.
-                        chosen = min(free, key=lambda machine: machine.rank)
-                        chosen.running += 1
-                        return chosen
-                    with anyio.move_on_after(LOOK_S):
-                        await self._freed.wait()
-        most = sum(machine.most for machine in usable)
-        text = f"all {most} sandboxes of {_names(usable)} are in use" if usable else "others wait for sandboxes"
-        remedy = "start more servers of sandboxes, raise their --most, or lower `concurrency.inflight_rollouts`"
-        raise Unavailable(f"{text}, and none became free within {wait_s:.0f} s: {remedy}")
+        """The least loaded machine, or `only` this one, with a place in its queue taken; raises Unavailable."""
+        async with self._turn:
+            machines = await self._look(only)
+        usable = [machine for machine in machines if not machine.problem and machine not in tried]
+        if not usable:
+            raise Unavailable(f"no sandbox was started: {_describe_problems(machines, tried)}")
+        random.shuffle(usable)  # Other gateways choose, too.
+        chosen = min(usable, key=lambda machine: machine.load)
+        chosen.running += 1
+        return chosen
 
-    def free(self, machine: Machine) -> None:
-        """Takes note that a sandbox has ended."""
-        machine.running -= 1
-        self._freed.set()
-        self._freed = anyio.Event()
+    def describe_full(self, wait_s: float) -> str:
+        """That none had room for so long, and what to do."""
+        full = [machine for machine in self._known.values() if not machine.problem]
+        names = full[0].name if len(full) == 1 else f"{len(full)} machines"
+        text = f"all {sum(machine.most for machine in full)} sandboxes of {names} are in use"
+        remedy = "start more servers of sandboxes, raise their --most, or lower `concurrency.inflight_rollouts`"
+        return f"{text}, and none became free within {wait_s:.0f} s: {remedy}"
 
     async def _look(self, only: Machine | None) -> list[Machine]:
         """Asks the machines that were not asked for a while; all that failed, if no other is left."""
@@ -269,7 +257,3 @@ def _describe_problems(machines: Collection[Machine], tried: Mapping[Machine, st
     return "; ".join(shown or ["the names of `url` are not resolved"]) + (
         f"; and {more} more machines" if more > 0 else ""
     )
-
-
-def _names(machines: Collection[Machine]) -> str:
-    return next(iter(machines)).name if len(machines) == 1 else f"{len(machines)} machines"

@@ -36,7 +36,13 @@ from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall
 from mtrl_plugins.sandboxes import machines
 from mtrl_plugins.sandboxes.machines import find_machines
-from tests.plugins.sandboxes.machine_servers import ServerProcess, can_make_machines, separate_machine, settings_of
+from tests.plugins.sandboxes.machine_servers import (
+    TOKEN,
+    ServerProcess,
+    can_make_machines,
+    separate_machine,
+    settings_of,
+)
 from tests.plugins.sandboxes.test_roots_and_files import shell
 from tests.trainer.policy_scripts import make_tasks, render_calls, script_by_task
 from tests.trainer.rollout_harness import BlockingTool, RolloutHarness
@@ -110,6 +116,7 @@ async def test_starts_are_dealt_by_load_and_wait_for_room_until_a_deadline(
     boxes += await start_all(other, settings, 3)  # Another gateway, which asks how full the machines are.
     assert places(boxes) == {small.name: 2, large.name: 4}
     assert STATISTICS.machines == places(boxes)
+    monkeypatch.setattr(machines, "TURN_S", 0.5)  # Both may wait for the same machine.
     waiting: list[Sandbox] = []
 
     async def wait() -> None:
@@ -126,6 +133,32 @@ async def test_starts_are_dealt_by_load_and_wait_for_room_until_a_deadline(
         await provider.start(settings)
     await stop_all(boxes + waiting)
     assert not STATISTICS.machines
+
+
+async def test_starts_of_all_gateways_wait_in_one_queue(
+    start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "TURN_S", PATIENCE_S)
+    server = start_server("--most", 1)
+    settings = settings_of(server)
+    gateways = {name: choose_provider(settings, reaper) for name in "ab"}
+    order: list[str] = []
+
+    async def start(name: str) -> None:
+        box = await gateways[name].start(settings)
+        order.append(name)
+        await box.stop()
+
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as http:
+        with anyio.fail_after(2 * PATIENCE_S):
+            held = await gateways["a"].start(settings)
+            async with anyio.create_task_group() as tasks:
+                for number, name in enumerate("aabaa", 2):
+                    tasks.start_soon(start, name)
+                    while (await http.get(f"{server.url}/v1/sandboxes")).json()["running"] < number:  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                await held.stop()
+    assert order == [*"aabaa"]
 
 
 async def test_start_takes_no_more_than_half_of_its_calls_time_to_wait(
@@ -364,7 +397,7 @@ async def test_200_starts_leave_nothing(
     for count in (8, 8, *[20] * 9):
         boxes = await start_all(provider, settings, count)
         await stop_all(boxes)
-        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {servers[0].token_file.read_text()}"}) as http:
+        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as http:
             for server in servers:
                 assert (await http.get(f"{server.url}/v1/sandboxes")).json()["running"] == 0
         counts.append(count_of(processes, folder))
