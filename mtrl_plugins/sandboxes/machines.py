@@ -36,6 +36,7 @@ QUEUE_S, TURN_S = 60.0, 10.0
 machine's queue, before it looks for a shorter one."""
 SILENT_S, PROBES = 5.0, 3
 """A request that takes longer asks whether the machine is there at all; this many questions may stay unanswered."""
+LATE = "it did not answer in time"
 MAX_PROBLEMS = 5
 UNAUTHORIZED = 401
 
@@ -67,7 +68,7 @@ class Machine:
     @property
     def load(self) -> float:
         """How full it is; more than 1 where starts wait. One that has just failed counts as full."""
-        return self.running / self.most + (anyio.current_time() - self.failed_at < RETRY_S)
+        return self.running / max(1, self.most) + (anyio.current_time() - self.failed_at < RETRY_S)
 
     def set_aside(self, problem: str) -> None:
         """Gives it no new sandboxes until it answers again."""
@@ -100,6 +101,8 @@ class Machines:
         async with self._turn:
             machines = await self._look(only)
         usable = [machine for machine in machines if not machine.problem and machine not in tried]
+        if not usable:  # Where all are busy, a late one may still start it.
+            usable = [machine for machine in machines if machine.problem == LATE and machine not in tried]
         if not usable:
             raise Unavailable(f"no sandbox was started: {_describe_problems(machines, tried)}")
         random.shuffle(usable)  # Other gateways choose, too.
@@ -120,7 +123,8 @@ class Machines:
         now = anyio.current_time()
         if now - self._resolved_at >= RESOLVE_S:
             self._resolved_at = now
-            with anyio.move_on_after(LOOK_WITHIN_S):  # Without an answer, those stay that are known.
+            within_s = LOOK_WITHIN_S if self._known else RESOLVE_S  # Without an answer, those stay that are known.
+            with anyio.move_on_after(within_s):
                 found = await to_thread.run_sync(find_machines, self._remote, abandon_on_cancel=True)
                 self._known = {machine.url: self._known.get(machine.url) or machine for machine in found}
         machines = [*self._known.values()] if only is None else [only]
@@ -248,7 +252,7 @@ def describe_answer(answer: httpx2.Response) -> str:
 
 def describe_error(error: BaseException) -> str:
     """An error of a request, for people."""
-    return "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return LATE if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
 def _describe_problems(machines: Collection[Machine], tried: Mapping[Machine, str]) -> str:

@@ -102,7 +102,8 @@ class RemoteProvider:
             else:
                 machine.failed_at, tried[machine] = anyio.current_time(), describe_answer(answer)
         except httpx2.HTTPError as error:
-            machine.set_aside(describe_error(error))
+            tried[machine] = describe_error(error)
+            machine.set_aside(tried[machine])
         except (ValueError, KeyError, TypeError, RecursionError):
             tried[machine] = "it sent an answer that cannot be read"
         finally:

@@ -135,6 +135,15 @@ async def test_starts_are_dealt_by_load_and_wait_for_room_until_a_deadline(
     assert not STATISTICS.machines
 
 
+async def test_machines_that_are_all_too_busy_to_say_how_full_they_are_still_start_sandboxes(
+    start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(start_server(), start_server())
+    provider = choose_provider(settings, reaper)
+    monkeypatch.setattr(machines, "LOOK_WITHIN_S", 0.0)
+    await stop_all(await start_all(provider, settings, 2))
+
+
 async def test_starts_of_all_gateways_wait_in_one_queue(
     start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
