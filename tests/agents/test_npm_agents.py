@@ -1,4 +1,4 @@
-"""codex, opencode, pi, qwen and mini-swe-agent finish a task in a box, unmodified, where only loopback is reached."""
+"""Agents from npm and mini-swe-agent finish a task in a box, unmodified, where only loopback is reached."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def play(name: str) -> dict[str, Any]:
         ("pi", [2], ["bash"], {"arguments": 1}),
         ("mini", [2], ["bash", "bash"], {}),
         ("qwen", [2], ["run_shell_command"], {"arguments": 1}),
+        ("gemini", [2], ["run_shell_command"], {"arguments": 1}),
     ],
 )
 def test_agent_finishes_a_task_with_exact_ids(
