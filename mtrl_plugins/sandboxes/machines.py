@@ -29,8 +29,8 @@ LOOK_S, LOOK_WITHIN_S = 1.0, 2.0
 """How often machines are asked how full they are while sandboxes are started, and the time for an answer."""
 RETRY_S, MAX_RETRY_S = 10.0, 60.0
 """When a machine that failed is asked again; each further failure doubles it."""
-RESOLVE_S = 10.0
-"""How often names are resolved: machines come and go behind one."""
+RESOLVE_S, FIRST_RESOLVE_S = 10.0, 10.0
+"""How often names are resolved, since machines come and go behind one; and the time for the first answer."""
 QUEUE_S, TURN_S = 60.0, 10.0
 """How long a start waits for room, but no longer than half of the time that its call has left; and how long in a
 machine's queue, before it looks for a shorter one."""
@@ -123,7 +123,7 @@ class Machines:
         now = anyio.current_time()
         if now - self._resolved_at >= RESOLVE_S:
             self._resolved_at = now
-            within_s = LOOK_WITHIN_S if self._known else RESOLVE_S  # Without an answer, those stay that are known.
+            within_s = LOOK_WITHIN_S if self._known else FIRST_RESOLVE_S  # Without an answer, those stay that are known.
             with anyio.move_on_after(within_s):
                 found = await to_thread.run_sync(find_machines, self._remote, abandon_on_cancel=True)
                 self._known = {machine.url: self._known.get(machine.url) or machine for machine in found}
