@@ -63,8 +63,8 @@ class AgentSettings(RunPart):
 
     command: str | tuple[str, ...] | None = None
     """A program, started for each rollout, as a list of words or as one line; never run by a shell. `{prompt}`,
-    `{base_url}`, `{anthropic_base_url}`, `{api_key}`, `{model}`, `{mcp_url}`, `{folder}` (where it works; in the box of
-    an environment's task, where its `files` are) and `{task_file}` in a word are replaced."""
+    `{base_url}`, `{anthropic_base_url}`, `{api_key}`, `{model}`, `{mcp_url}`, `{folder}` (with its `files`) and
+    `{task_file}` in a word are replaced."""
     function: str | None = None
     """`module:name` or `my_agent.py:run`: an async function that is called with the base URL, the task and the
     session. It may return the reward."""
@@ -94,8 +94,7 @@ class AgentSettings(RunPart):
     """What a program that fails after it was served, or a function that raises, means: the rollout is lost to
     infrastructure, or it is scored like any other."""
     stop_s: PositiveFloat = 5.0
-    """Seconds that an agent has to end by itself once the policy writes nothing more; and after SIGTERM, for a program
-    that is not confined, or whose task gives it no more time."""
+    """Seconds that an agent has to end by itself once the policy writes nothing more, and a program after SIGTERM."""
     open_s: PositiveFloat = 600.0
     """With `external`, seconds without a program that opens a session, after which rollouts that wait are lost."""
     idle_s: PositiveFloat = 3600.0

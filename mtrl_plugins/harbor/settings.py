@@ -34,7 +34,7 @@ class HarborSettings(EnvironmentSettings):
     python: None = None
     """Not used, and neither are `args` and `start_s`: the programs are those of the tasks' roots."""
     tools: tuple[SandboxTool, ...] = ("shell",)
-    """The policy's tools. An agent brings its own."""
+    """The policy's tools."""
     sandbox: Annotated[
         SandboxSettings, BeforeValidator(lambda value: {**MOST, **value} if isinstance(value, Mapping) else value)
     ] = SandboxSettings.model_validate(MOST)

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def make_tasks(
     mcp: Annotated[Path, typer.Option(metavar="FILE", help="MCP servers file")],
     server: Annotated[str, typer.Option(metavar="NAME", help="The server in it that tasks are made from")],
-    out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Training tasks; held-out ones and a run file beside it. See --harbor")
-    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Training tasks; held-out ones and a run file beside it")],
     n: Annotated[int, typer.Option("--n", min=1, help="Number of tasks, held-out ones included")] = 500,
     levels: Annotated[str, typer.Option(metavar="N,N,...", help="Levels: how many calls a task needs")] = "1,2,3",
     held_out: Annotated[float, typer.Option(min=0.0, max=0.9, help="Share of held-out tasks")] = 0.2,
@@ -37,7 +35,7 @@ def make_tasks(
         Path | None, typer.Option(metavar="FILE", help="Arguments that no schema tells, such as SQL: see below")
     ] = None,
     harbor: Annotated[
-        str, typer.Option(metavar="URL", help="Write a folder of Harbor tasks; the server is at URL, see below")
+        str, typer.Option(metavar="URL", help="Write a folder of Harbor tasks; their server is at URL")
     ] = "",
 ) -> None:
     """Make verifiable tasks from an MCP server, without a judge or a key.

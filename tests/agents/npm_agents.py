@@ -4,7 +4,6 @@ where only loopback is: the task is to add the numbers of a file, and what is le
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 import tempfile
@@ -125,7 +124,7 @@ async def play_harbor(command: tuple[str, ...], env: Mapping[str, str], files: M
             Path(folder) / "tasks", agent, policy, limits=limits, sandbox=sandbox, roots={"busybox": root}
         ) as runs:
             rollout, score = await runs.play("sum")
-    return replace(rollout, rewards={"harbor": score if score is not None else math.nan})
+    return replace(rollout, rewards={} if score is None else {"harbor": score})
 
 
 async def play_row(command: tuple[str, ...], env: Mapping[str, str], files: Mapping[str, str]) -> Rollout:
