@@ -1,8 +1,9 @@
-"""Tasks that `make-tasks --harbor` writes: they are Harbor's, and are played with the server at its URL."""
+"""Tasks that `make-tasks --harbor` writes: played with the server at its URL, and graded as Harbor's package does."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mtrl_plugins.demo.shelves.shelves_demo import FOLDER
 from mtrl_plugins.harbor.task_file import list_tasks, read_task
 from tests.live_server import live_server
 from tests.plugins.harbor.harbor_runs import open_tasks
+from tests.plugins.harbor.test_harbor_peer import compare
 from tests.plugins.harbor.test_harbor_tasks import try_folder
 from tests.plugins.task_maker.test_make_tasks_command import quick as quick
 from tests.plugins.task_maker.test_make_tasks_command import run
@@ -57,6 +59,10 @@ async def test_harbor_tasks_are_worth_one_by_their_solution_and_by_the_answer_th
                 rollout = await runs.run(asked, write, "Done.")
                 assert rollout.infos["harbor"]["rewards"] == {"reward": worth}, rollout.reason
                 assert answer.lower() in str(rollout.ledger.messages[2]["content"]).lower()
+        shutil.copytree(folder, tmp_path / "peer" / "tasks" / "made")
+        (tmp_path / "peer/tasks/made/environment").mkdir()
+        jobs = [("made", "/app", [f"echo '{said}' > answer.txt"]) for said in (f" {answer.upper()}", "nothing")]
+        assert await compare("made", tmp_path / "peer", tmp_path / "tree", jobs, **options) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
