@@ -37,14 +37,14 @@ async def test_agent_gets_the_instruction_and_works_where_the_task_says_and_the_
 ) -> None:
     sample = Sample("workdir", SAMPLES[1].config, {**SAMPLES[1].files, "instruction.md": "Greet."})
     write_task(tmp_path, sample)
-    code = 'ask "$1" && pwd && cat "$FOLDER/notes" && echo "$GREETING" > answer; ls /app'
+    code = 'ask "$1" && tr "\\0" "\\n" < /proc/$$/environ | grep ^PWD= && cat "$FOLDER/notes" && echo "$GREETING" > answer; ls /app'
     played = agent(code, env={"FOLDER": "{folder}"}, files={"notes": "in {folder}\n"})
     async with open_agent(tmp_path, played, ["Hi."]) as runs:
         rollout, score = await runs.play("workdir")
     assert (rollout.stop, rollout.reason, score) == (StopReason.DONE, "", 1.0)
     assert rollout.infos["harbor"]["rewards"] == {"reward": 1.0} and rollout.infos["counts"] == {"grade/planted": 0.0}
     answer, where, notes, *left = rollout.infos["agent_output"].splitlines()[-4:]
-    assert '"Hi."' in answer and (where, notes, left) == ("/app", "in /logs/agent", ["answer"])
+    assert '"Hi."' in answer and (where, notes, left) == ("PWD=/app", "in /logs/agent", ["answer"])
     assert "Greet." in str(rollout.ledger.messages[0]["content"])
 
 
