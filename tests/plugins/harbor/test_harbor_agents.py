@@ -37,7 +37,8 @@ async def test_agent_gets_the_instruction_and_works_where_the_task_says_and_the_
 ) -> None:
     sample = Sample("workdir", SAMPLES[1].config, {**SAMPLES[1].files, "instruction.md": "Greet."})
     write_task(tmp_path, sample)
-    code = 'ask "$1" && tr "\\0" "\\n" < /proc/$$/environ | grep ^PWD= && cat "$FOLDER/notes" && echo "$GREETING" > answer; ls /app'
+    environment = r"tr '\0' '\n' < /proc/$$/environ"
+    code = f'ask "$1" && {environment} | grep ^PWD= && cat "$FOLDER/notes" && echo "$GREETING" > answer; ls /app'
     played = agent(code, env={"FOLDER": "{folder}"}, files={"notes": "in {folder}\n"})
     async with open_agent(tmp_path, played, ["Hi."]) as runs:
         rollout, score = await runs.play("workdir")
