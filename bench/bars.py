@@ -5,6 +5,7 @@ python bench/bars.py --job second          # the second task; writes bench/resul
 python bench/bars.py --job sight           # the vision job, on three seeds; writes bench/results/sight.{json,md}
 python bench/bars.py --job agent           # the job with an agent, on three seeds; writes bench/results/agent.{json,md}
 python bench/bars.py --job mcp-tasks       # tasks made from an MCP server; writes bench/results/mcp-tasks.{json,md}
+python bench/bars.py --job shell           # shell tasks in boxes, on three seeds; writes bench/results/shell.{json,md}
 python bench/bars.py --seeds 0 --steps 5   # smoke test; writes nothing without --out
 python bench/bars.py --job agent --seeds 2 --out DIR --add   # keeps the other seeds that DIR has
 """
@@ -54,8 +55,9 @@ SEEDS = {
     "sight": (0, 1, 2),
     "agent": (0, 1, 2),
     "mcp-tasks": (0, 1, 2),
+    "shell": (0, 1, 2),
 }
-TIMEOUT_S = 1800.0
+TIMEOUT_S = 7200.0
 IMAGE_SCALE = 8
 """The images are tiny; each pixel is enlarged to this size."""
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
@@ -102,19 +104,23 @@ BARS = {
         Bar("sampled_before", "<=", 0.35), Bar("greedy_before", "<=", 0.35),
         Bar("sampled", ">=", 0.8), Bar("greedy", ">=", 0.8),
     ),
+    "shell": (
+        Bar("sampled_before", "<=", 0.35), Bar("greedy_before", "<=", 0.35),
+        Bar("sampled", ">=", 0.8), Bar("greedy", ">=", 0.8),
+    ),
     "sight": (
         Bar("sampled_before", "<=", 0.35), Bar("greedy_before", "<=", 0.35),
         Bar("sampled", ">=", 0.85), Bar("greedy", ">=", 0.85), Bar("core_s", "<=", 600),
         Bar("blank", "<=", 0.25), Bar("exchanged", "<=", 0.25), Bar("follows", ">=", 0.85),
     ),
 }  # fmt: skip
-RESULT_NAMES = {"default": "bars", "second": "second", "sight": "sight", "agent": "agent", "mcp-tasks": "mcp-tasks"}
+RESULT_NAMES = {job: "bars" if job == "default" else job for job in SEEDS}
 """File names of the results, by job."""
 PAGE_TITLES = {
     "default": "The default job", "second": "The second task", "sight": "The vision job", "agent": "The agent job",
-    "mcp-tasks": "Tasks made from an MCP server",
+    "mcp-tasks": "Tasks made from an MCP server", "shell": "Shell tasks in boxes",
 }  # fmt: skip
-SHOWN_KIND = {"default": "move", "second": "", "sight": "", "agent": "move", "mcp-tasks": ""}
+SHOWN_KIND = {"default": "move", "agent": "move", "shell": "append-found"}
 """The kind of task of which a rollout is shown."""
 
 
@@ -158,7 +164,7 @@ def main() -> int:
     seeds: list[Seed] = []
     for number in numbers:
         with tempfile.TemporaryDirectory() as folder:
-            seeds.append(train_seed(args.job, number, args.steps, Path(folder), SHOWN_KIND[args.job]))
+            seeds.append(train_seed(args.job, number, args.steps, Path(folder), SHOWN_KIND.get(args.job, "")))
         print(_format_seed(seeds[-1]), file=sys.stderr, flush=True)
         if out is not None:
             file = out / RESULT_NAMES[args.job]
@@ -180,7 +186,7 @@ def train_seed(job: str, seed: int, steps: int | None, folder: Path, kind: str) 
     if "mcp" in settings:
         settings["mcp"] = str((JOBS / settings["mcp"]).resolve())
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    tools = [] if "tools" in settings else ["--tools", str(ROOT / "tool_configs")]
+    tools = [] if {"tools", "environment"} & {*settings} else ["--tools", str(ROOT / "tool_configs")]
     args = [*tools, "--config", str(file), "--seed", str(seed)]
     _, warm = _run_command([*args, "--dry-run"], folder)
     _, grpo = _run_command([*args, "--out", str(run), *([] if steps is None else ["--steps", str(steps)])], folder)
@@ -310,7 +316,7 @@ def _format_rollouts(rollouts: Mapping[str, Any]) -> Iterator[str]:
 def describe_environment(job: str) -> dict[str, str]:
     """Date, machine, versions and commands."""
     load = os.getloadavg()[0]
-    tools = "" if job == "mcp-tasks" else "--tools tool_configs/ "
+    tools = "" if job in ("mcp-tasks", "shell") else "--tools tool_configs/ "
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, one thread; load {load:.1f} before the run",

@@ -15,14 +15,18 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -34,6 +38,7 @@ from gateway.sandbox.provider import INTERPRETER_COMMAND, SERVER_COMMAND, Bubble
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.sandbox.sandboxed_command import open_command
+from mtrl_plugins.demo.shell.machine_root import make_machine_root
 
 RESULTS = Path(__file__).parent / "results"
 TIMEOUT_S = 900
@@ -62,9 +67,16 @@ STEPS = (
 REQUEST = {
     "do": "python", "code": "1 + 1", "command": list(INTERPRETER_COMMAND), "timeout_s": CALL_S, "output_bytes": 1000,
 }  # fmt: skip
+MANY = ("bare servers of commands", "sandboxes", "sandboxes with a root under an overlay")
+COLUMNS = {
+    "median_s": "median start, s", "last_s": "last start, s", "wall_s": "in all, s", "processes": "processes each",
+    "memory_mb": "memory of these, MB", "disk_mb": "written to disk, MB each", "lost": "lost",
+}  # fmt: skip
+WRITE = ("sh", "-c", "head -c 1048576 /dev/zero > file && echo here")
 MESSAGE = json.dumps(REQUEST).encode()
 SMALL = Sizes(starts=5, at_once=8, calls=10)
 Step = Callable[[], Awaitable[object]]
+Run = Callable[[], Awaitable[str]]
 
 
 async def time_in_turn(
@@ -179,35 +191,84 @@ async def measure_spares(count: int, reaper: Reaper) -> dict[str, float]:
         return await time_in_turn(count, call_bare, call_spare, wait_for_spare)
 
 
-async def measure_many(count: int, reaper: Reaper) -> dict[str, Any]:
-    """Sandboxes that all run at once, each with a command; lost are those that did not answer."""
-    provider, answers = BubblewrapProvider(reaper), []
-    all_started, started = anyio.Event(), 0
+async def measure_many(count: int, reaper: Reaper) -> dict[str, dict[str, float]]:
+    """Many at once that each write a file: bare servers of commands, sandboxes, and sandboxes with a root."""
+    provider, boxes = BubblewrapProvider(reaper), [SandboxSettings(), SandboxSettings(root=make_machine_root())]
+
+    @asynccontextmanager
+    async def open_box(settings: SandboxSettings) -> AsyncIterator[Run]:
+        async with opened(provider, settings) as sandbox:
+
+            async def run() -> str:
+                return (await sandbox.run(WRITE, b"", TIMEOUT_S)).stdout
+
+            yield run
+
+    found = [
+        await measure_at_once(count, open_bare),
+        *[await measure_at_once(count, partial(open_box, box)) for box in boxes],
+    ]
+    return dict(zip(MANY, found, strict=True))
+
+
+@asynccontextmanager
+async def open_bare() -> AsyncIterator[Run]:
+    """A server of commands that nothing confines, in a folder of its own on the disk."""
+    process = PipeProcess.start(SERVER_COMMAND)
+    await process.receive()
+    with TemporaryDirectory() as folder:
+
+        async def run() -> str:
+            command = ("sh", "-c", 'cd "$1" && exec sh -c "$2"', "sh", folder, WRITE[-1])
+            request = {"do": "run", "command": command, "stdin": "", "env": {}, "keeps_end": False}
+            reply = await process.ask(json.dumps({**REQUEST, **request}).encode())
+            return str(json.loads(reply)["stdout"])
+
+        yield run
+        await process.kill()
+
+
+async def measure_at_once(count: int, start: Callable[[], AbstractAsyncContextManager[Run]]) -> dict[str, float]:
+    """Starts, memory and disk of what all runs at once; lost are those that did not answer."""
+    waits, answers = list[float](), list[str]()
+    all_answered, measured, began, before = anyio.Event(), anyio.Event(), time.perf_counter(), count_use()
 
     async def run_one() -> None:
-        nonlocal started
-        async with opened(provider, SandboxSettings()) as sandbox:
-            started += 1
-            if started == count:
-                all_started.set()
-            await all_started.wait()
-            answers.append((await sandbox.run(["echo", "here"], b"", TIMEOUT_S)).stdout)
+        async with start() as run:
+            waits.append(time.perf_counter() - began)
+            answers.append(await run())
+            if len(answers) == count:
+                all_answered.set()
+            await measured.wait()
 
-    began = time.perf_counter()
     async with anyio.create_task_group() as tasks:
         for _ in range(count):
             tasks.start_soon(run_one)
-    lost = count - answers.count("here\n")
-    return {"sandboxes": count, "lost": lost, "wall_s": time.perf_counter() - began}
+        await all_answered.wait()
+        use = [(now - then) / count for now, then in zip(count_use(), before, strict=True)]
+        measured.set()
+    wall_s, lost = time.perf_counter() - began, count - answers.count("here\n")
+    return {
+        "count": count, "lost": lost, "median_s": median(waits), "last_s": max(waits), "wall_s": wall_s,
+        "processes": use[0], "memory_mb": use[1] / 2**20, "disk_mb": use[2] / 2**20,
+    }  # fmt: skip
+
+
+def count_use() -> tuple[int, int, int]:
+    """The processes below this one, their memory (what they share is divided among them), and bytes written to disk."""
+    below = psutil.Process().children(recursive=True)
+    memory = sum(process.memory_full_info().pss for process in below)
+    return len(below), memory, sum(process.io_counters().write_bytes for process in below)
 
 
 def list_promises(results: dict[str, Any]) -> list[tuple[str, str, bool]]:
     """The promises, with what was measured."""
     above, call, many = results["commands"]["above_ms"], results["calls"]["sandbox_ms"], results["many"]
+    lost = sum(row["lost"] for row in many.values())
     return [
         ("a start costs at most 10 ms more than a bare process", f"{above:.1f} ms", above <= MOST_ABOVE_MS),
         ("a warm call of `python` takes at most 2 ms over the pipe", f"{call:.2f} ms", call <= MOST_CALL_MS),
-        (f"{many['sandboxes']} sandboxes at once, none lost", str(many["lost"]), many["lost"] == 0),
+        (f"{many[MANY[1]]['count']:.0f} sandboxes at once, none lost", str(lost), lost == 0),
     ]
 
 
@@ -253,8 +314,12 @@ def format_report(results: dict[str, Any]) -> str:
             "",
             f"A start takes {results['commands']['cpu_above_ms']:.1f} ms of processor time more than a bare process.",
             "",
-            f"{many['sandboxes']} sandboxes that run at once, each with a command: {many['lost']} lost, "
-            f"{many['wall_s']:.1f} s in all.",
+            f"{many[MANY[1]]['count']:.0f} at once, each with a file of 1 MB that it has written. What is written "
+            "over a root is in memory, as `/rollout` is:",
+            "",
+            f"| At once | {' | '.join(COLUMNS.values())} |",
+            "|---|" + "--:|" * len(COLUMNS),
+            *(f"| {name} | {' | '.join(f'{row[column]:.3g}' for column in COLUMNS)} |" for name, row in many.items()),
             "",
         ]
     )

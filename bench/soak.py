@@ -1,6 +1,7 @@
 """Runs the gateway and the trainer for a long time, kills servers at random, and checks that nothing grows.
 
 python bench/soak.py            # an hour or so; writes bench/results/soak.{json,md}
+python bench/soak.py --only boxes   # one load; the others' results stay
 python bench/soak.py --small    # a minute; writes nothing without --out
 
 Each load runs in a process of its own, which samples its memory, descriptors, threads and children. After the warm-up
@@ -44,13 +45,14 @@ KILLS, PIECES_PER_KILL = 20, 500
 start is restarted with growing delays."""
 CONCURRENCY = 8
 STEP_TIMEOUT_S = 7200.0
-ALLOWED: Mapping[str, float] = {"memory": 0.05, "descriptors": 4, "threads": 4, "children": 2}
+ALLOWED: Mapping[str, float] = {"memory": 0.05, "descriptors": 4, "threads": 4, "children": 2, "left": 0}
 """The growth from the warm-up to the end that is noise: a share of the memory, or a number."""
 SERVER = {"command": sys.executable, "args": [str(ROOT / "tool_configs" / "servers" / "calculator.py")]}
 CALCULATION = {"expression": "6 * 7"}
 PLAIN_SERVER = {"command": sys.executable, "args": [str(ROOT / "bench" / "servers" / "plain_stdio.py")]}
 """Starts in milliseconds: an SDK's import in each of 10,000 processes would take hours and show nothing more."""
 PRODUCT = {"a": 6, "b": 7}
+BOXES = "tools: [{sandbox_tools: [shell], timeout_s: 120, sandbox: {remote: {url: '%s'}}}]\n"
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -67,13 +69,13 @@ class Load:
 
 @dataclass
 class Sampler:
-    """Counts what is done, and samples this process."""
+    """Counts what is done, and samples this process, and the servers of sandboxes that it has started."""
 
     total: int
     done: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     samples: list[dict[str, float]] = field(default_factory=list)
-    _process: psutil.Process = field(default_factory=psutil.Process)
+    processes: list[psutil.Process] = field(default_factory=lambda: [psutil.Process()])
 
     def count(self, outcome: str = "ok") -> None:
         """Counts a piece of work that has ended."""
@@ -81,15 +83,24 @@ class Sampler:
         self.outcomes[outcome] += 1
 
     def sample(self) -> None:
-        process = self._process
+        all = self.processes
         self.samples.append(
             {
-                "memory": process.memory_info().rss / 2**20,
-                "descriptors": process.num_fds(),
-                "threads": process.num_threads(),
-                "children": len(process.children()),
+                "memory": sum(process.memory_info().rss for process in all) / 2**20,
+                "descriptors": sum(process.num_fds() for process in all),
+                "threads": sum(process.num_threads() for process in all),
+                "children": sum(len(process.children()) for process in all),
+                "left": self._count_left(),
             }
         )
+
+    def _count_left(self) -> int:
+        """Files in the folder for temporary ones, mounts, and control groups of sandboxes."""
+        from gateway.sandbox.cgroups import PREFIX, find_parent
+
+        files, mounts = Path(tempfile.gettempdir()).iterdir(), Path("/proc/self/mountinfo").read_text()
+        groups = [file for one in self.processes for file in (find_parent() or Path()).glob(f"{PREFIX}{one.pid}-*")]
+        return len([*files, *mounts.splitlines(), *groups])
 
 
 @contextmanager
@@ -120,6 +131,27 @@ async def open_processes(count: int, sampler: Sampler) -> None:
     """Opens sessions with a server process each, and kills one at times."""
     with open_files({"plain": PLAIN_SERVER | {"isolation": "process"}}, "tools: []\n") as files, killing(sampler):
         await _call_in_sessions(files, "calculate", PRODUCT, count, sampler, calls_per_session=1)
+
+
+async def start_boxes(count: int, sampler: Sampler) -> None:
+    """Starts a sandbox in each session, on the less loaded of two servers."""
+    given = {"command": "echo one > a; cat a"}
+    with serving_boxes(sampler) as urls, open_files({}, BOXES % ",".join(urls)) as files:
+        await _call_in_sessions(files, "shell", given, count, sampler, calls_per_session=1)
+
+
+@contextmanager
+def serving_boxes(sampler: Sampler) -> Iterator[list[str]]:
+    """Two servers of sandboxes, which are sampled, too."""
+    command = [sys.executable, "-m", "gateway.cli", "sandboxes", "--port", "0"]
+    servers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+    try:
+        sampler.processes += [psutil.Process(server.pid) for server in servers]
+        yield [(server.stdout.readline() if server.stdout else "").split()[-1] for server in servers]
+    finally:
+        for server in servers:
+            server.terminate()
+            server.communicate(timeout=60)
 
 
 async def train_steps(count: int, sampler: Sampler) -> None:
@@ -224,6 +256,7 @@ LOADS: Mapping[str, Load] = {
     "native": Load("Python function", "calls", 1_000_000, 20_000, call_natively),
     "pooled": Load("stdio server, shared", "calls", 100_000, 2_000, call_pooled),
     "process": Load("stdio server, a process per session", "sessions", 10_000, 200, open_processes),
+    "boxes": Load("sandboxes on two servers", "starts", 10_000, 200, start_boxes),
     "training": Load("training", "steps", 2_000, 30, train_steps),
 }
 
@@ -232,7 +265,9 @@ def measure(name: str, count: int) -> dict[str, Any]:
     """Runs a load in a process of its own; the result, or the problem."""
     command = [sys.executable, str(Path(__file__)), "--load", name, "--count", str(count)]
     started = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_TIMEOUT_S, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_TIMEOUT_S, check=False, env=env)
     if done.returncode:
         return {"problem": done.stderr.strip().splitlines()[-1:] or ["no output"]}
     return {"seconds": time.monotonic() - started, **json.loads(done.stdout.splitlines()[-1])}
@@ -261,7 +296,7 @@ def is_flat(figure: str, values: Sequence[float]) -> bool:
 
 def format_growths(loads: Mapping[str, Any]) -> str:
     """A table of what the loads of a record left behind."""
-    figures = [*ALLOWED]
+    figures = [figure for figure in ALLOWED if all(figure in load["samples"][0] for load in loads.values())]
     lines = []
     for name, load in loads.items():
         growths = [growth([sample[figure] for sample in load["samples"]]) for figure in figures]
@@ -290,7 +325,7 @@ def format_table(results: Mapping[str, Any]) -> str:
         if "problem" in result:
             lines.append(f"| {title} | | | | | **failed: {' '.join(result['problem'])}** |")
             continue
-        for figure in ALLOWED:
+        for figure in filter(result["samples"][0].__contains__, ALLOWED):
             values = [sample[figure] for sample in result["samples"]]
             unit = " MiB" if figure == "memory" else ""
             verdict = "yes" if is_flat(figure, values) else "**no**"
@@ -306,17 +341,19 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--small", action="store_true", help="a minute instead of an hour")
     options.add_argument("--out", type=Path, help="folder of the results; default: bench/results, or none if --small")
+    options.add_argument("--only", choices=[*LOADS], help="run one load")
     options.add_argument("--load", choices=[*LOADS], help=argparse.SUPPRESS)
     options.add_argument("--count", type=int, default=0, help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.load:
         print(json.dumps(run_load(given.load, given.count)))
         return
-    results = {}
-    for name, load in LOADS.items():
+    out, results = given.out or (None if given.small else RESULTS), {}
+    if given.only and out is not None and (out / "soak.json").exists():
+        results = json.loads((out / "soak.json").read_text())["loads"]
+    for name, load in LOADS.items() if given.only is None else [(given.only, LOADS[given.only])]:
         results[name] = measure(name, load.small if given.small else load.count)
         print(format_table({name: results[name]}), flush=True)
-    out = given.out or (None if given.small else RESULTS)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         about = f"Python {platform.python_version()}, {os.cpu_count()} cores"
@@ -324,7 +361,7 @@ def main() -> None:
         (out / "soak.md").write_text(f"# Soak\n\n{about}\n\n{format_table(results)}")
     flat = all(
         "problem" not in result
-        and all(is_flat(figure, [sample[figure] for sample in result["samples"]]) for figure in ALLOWED)
+        and all(is_flat(figure, [one[figure] for one in result["samples"]]) for figure in result["samples"][0])
         for result in results.values()
     )
     raise SystemExit(0 if flat else 1)

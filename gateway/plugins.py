@@ -28,6 +28,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "demo": ("demo", "sight", "shelves"),
     "environments": ("environment", "env"),
     "harbor": ("harbor",),
+    "history": ("history",),
     "judge": ("judge",),
     "plan": ("plan",),
     "sandboxes": ("container", "remote", "sandboxes"),

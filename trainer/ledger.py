@@ -18,6 +18,8 @@ from gateway.types import EMPTY, Audio, Image, Outcome, Part, ToolCall, Video
 Message = Mapping[str, Any]
 """A chat message as templates take it."""
 Medium = Image | Audio | Video
+BRANCH = "branch"
+"""The source of an entry that copies a turn of the policy from another ledger of the rollout, where it is trained."""
 VersionRuns = tuple[tuple[int, int], ...]
 """Run-length encoded policy versions: (version, number of consecutive ids that it sampled)."""
 

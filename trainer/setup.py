@@ -182,8 +182,16 @@ def probe_for_job(
     return report if report.is_ok else replace(report, cure=find_cure(template, lambda other: again(other).is_ok))
 
 
-def make_stepper(settings: BaseRolloutSettings) -> Stepper:
-    """The stepper: an object, or what a class or function makes of `stepper_args`."""
+def make_stepper(settings: BaseRolloutSettings, given: Stepper | None = None) -> Stepper:
+    """The `given` stepper, or the one that the settings name, within those of plug-ins that wrap it."""
+    stepper = given or _load_stepper(settings)
+    for part in settings.parts:
+        stepper = part.wrap_stepper(stepper)
+    return stepper
+
+
+def _load_stepper(settings: BaseRolloutSettings) -> Stepper:
+    """An object, or what a class or function makes of `stepper_args`."""
     if settings.stepper is None:
         return _default_stepper(settings)
     plugin, args = load_plugin(settings.stepper, "stepper"), settings.stepper_args

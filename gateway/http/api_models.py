@@ -333,6 +333,8 @@ class Sandboxes(StrictModel):
     """Sandboxes that could not be started."""
     without_group: Count = 0
     """Sandboxes without a control group: their limits hold for each process."""
+    machines: dict[str, int] = {}
+    """Those that run on other machines."""
     limits_hit: dict[str, Count]
     """By limit: memory, processes, output, time."""
     grades: dict[str, Count] = {}

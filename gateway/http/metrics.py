@@ -153,7 +153,9 @@ class _SandboxCollector(Collector):
         groupless = CounterMetricFamily("mtrl_sandboxes_without_group", text, value=STATISTICS.without_group)
         refusals = CounterMetricFamily("mtrl_sandbox_refusals", "Sandboxes that could not be started")
         refusals.add_metric([], STATISTICS.refusals)
-        running = GaugeMetricFamily("mtrl_sandboxes", "Sandboxes that run", value=STATISTICS.running)
+        running = GaugeMetricFamily("mtrl_sandboxes", "Sandboxes that run, by machine", labels=["machine"])
+        for machine, count in {"": STATISTICS.running - STATISTICS.machines.total(), **STATISTICS.machines}.items():
+            running.add_metric([machine], count)
         return starts, running, refusals, groupless, limits, grades
 
 

@@ -16,6 +16,8 @@ class SandboxStatistics:
     start_s: float = 0.0
     """Seconds of all starts together."""
     running: int = 0
+    machines: Counter[str] = field(default_factory=Counter)
+    """Those that run on other machines, by machine."""
     refusals: int = 0
     without_group: int = 0
     """Sandboxes without a control group: their limits hold for each process."""
@@ -26,23 +28,26 @@ class SandboxStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """The counts as JSON."""
-        return {**asdict(self), "limits_hit": dict(self.limits_hit), "grades": dict(self.grades)}
+        counters = {name: dict(getattr(self, name)) for name in ("machines", "limits_hit", "grades")}
+        return {**asdict(self), **counters}
 
 
 STATISTICS = SandboxStatistics()
 """Of all gateways of this process."""
 
 
-def count_start(seconds: float) -> None:
-    """Counts a sandbox that has started."""
+def count_start(seconds: float, machine: str = "") -> None:
+    """Counts a sandbox that has started, on another machine if one is named."""
     STATISTICS.starts += 1
     STATISTICS.running += 1
+    STATISTICS.machines.update([machine] if machine else [])
     STATISTICS.start_s += seconds
 
 
-def count_end() -> None:
+def count_end(machine: str = "") -> None:
     """Counts the end of a sandbox that had started."""
     STATISTICS.running -= 1
+    STATISTICS.machines.subtract([machine] if machine else [])
 
 
 def count_refusal() -> None:

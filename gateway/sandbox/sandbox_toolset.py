@@ -179,7 +179,7 @@ async def _stopped_on_error(sandbox: Sandbox) -> AsyncIterator[None]:
 class SandboxSession:
     """One rollout's sandbox."""
 
-    __slots__ = ("_ended", "_left", "_lock", "_sandbox", "_state", "_toolset")
+    __slots__ = ("_ended", "_left", "_lock", "_lost", "_sandbox", "_state", "_toolset", "_used")
 
     def __init__(self, toolset: SandboxToolset, state: str) -> None:
         self._toolset, self._state = toolset, state
@@ -188,6 +188,10 @@ class SandboxSession:
         """What its sandboxes left, each time that it was graded."""
         self._ended = ""
         """Why it left nothing, if it was ended."""
+        self._used: Sandbox | None = None
+        """The one that has answered."""
+        self._lost = ""
+        """Why it is gone, if its files were lost with it by no doing of the policy's: none takes its place."""
         self._lock = anyio.Lock()
 
     @property
@@ -202,7 +206,7 @@ class SandboxSession:
             sandbox = await self.get_sandbox()
             started_at = time.monotonic()
             with anyio.move_on_after(answer_time_s()):
-                result = await _ask(sandbox, call.name, arguments)
+                result = await self._ask(sandbox, call.name, arguments)
                 return excuse_late_start(result, started_at) if result.reason == TOO_LONG else result
             await sandbox.end()
             raise SandboxLate
@@ -219,9 +223,21 @@ class SandboxSession:
         except (OSError, FileProblem) as error:
             return ToolResult((Text(f"Error: {error}"),), Outcome.ERROR, reason=str(error))
 
+    async def _ask(self, sandbox: Sandbox, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        try:
+            return await _ask(sandbox, name, arguments)
+        except (SandboxKilled, Unavailable) as error:
+            if sandbox is self._used or isinstance(error, SandboxKilled):
+                self._lost = str(error)
+            raise
+        finally:
+            self._used = sandbox
+
     async def get_sandbox(self) -> Sandbox:
-        """The rollout's sandbox; a new one if the last has ended. Raises Unavailable."""
+        """The rollout's sandbox; a new one if the policy ended the last. Raises Unavailable."""
         async with self._lock:
+            if self._lost:
+                raise Unavailable(f"its sandbox was lost with its files: {self._lost}")
             if self._sandbox is None or not self._sandbox.alive:
                 sandbox, self._sandbox = self._sandbox, None
                 if sandbox is not None:

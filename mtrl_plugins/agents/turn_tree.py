@@ -17,8 +17,9 @@ from typing import Any
 
 from gateway.types import Audio, Image, Video
 from mtrl_plugins.agents.requests import ReadMessage
-from trainer.ledger import Author, Entry, Ledger, Message
-from trainer.rollout.rollout import BRANCH, CHANGED_BY_AGENT
+from trainer.ledger import Entry, Ledger, Message
+from trainer.rollout.ledger_builder import as_context
+from trainer.rollout.rollout import CHANGED_BY_AGENT
 
 ROLES = {"developer": "system"}
 """Roles that mean another one."""
@@ -296,7 +297,7 @@ def _make_ledger(leaf: PolicyTurn, seen: set[int]) -> Ledger:
     for turn in leaf.path:
         is_known = id(turn) in seen
         seen.add(id(turn))
-        entries += [turn.prompt, _as_prompt(turn.entry) if is_known else _with_changes(turn)]
+        entries += [turn.prompt, as_context(turn.entry) if is_known else _with_changes(turn)]
     return Ledger(tuple(entries))
 
 
@@ -308,21 +309,6 @@ def _with_changes(turn: PolicyTurn) -> Entry:
     if len(json.dumps(turn.sent_back)) <= MAX_SENT_BACK:
         info["sent_back"] = turn.sent_back
     return replace(turn.entry, info=info)
-
-
-def _as_prompt(entry: Entry) -> Entry:
-    """A turn that another ledger trains."""
-    return replace(
-        entry,
-        author=Author.TASK,
-        logprobs=None,
-        version=None,
-        earlier_versions=(),
-        cached_tokens=0,
-        finish_reason=None,
-        calls=(),
-        source=BRANCH,
-    )
 
 
 KEPT = 4

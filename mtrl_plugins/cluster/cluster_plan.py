@@ -26,6 +26,10 @@ RENDEZVOUS_PORT = 29500
 """Where the ranks find each other, on the first trainer node."""
 WORKERS_PORT = 28500
 """Where rollout workers find rank 0."""
+SANDBOXES_PORT = 27500
+"""Of servers of sandboxes."""
+SANDBOXES_VARIABLE, SANDBOX_TOKEN_VARIABLE = "MTRL_SANDBOXES", "MTRL_SANDBOX_TOKEN"
+"""What tool files name as `url` and `token` of `remote`."""
 SERVERS_START_S = 1800
 """How long the trainer waits for the servers: a large model takes long to read from a shared file system."""
 STOP_S = 300
@@ -55,6 +59,8 @@ class ClusterOptions:
     """How often a job that failed is started again."""
     environment: Mapping[str, str] | None = None
     """Variables for all processes."""
+    sandboxes: int = 0
+    """Servers of sandboxes."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,8 @@ class ClusterPlan:
     """Rollout workers, which are dealt over the trainer nodes."""
     silent_s: float = 60.0
     """How long a worker may show no sign of life."""
+    sandboxes: int = 0
+    """Servers of sandboxes."""
 
     @property
     def ranks_each(self) -> int:
@@ -150,6 +158,7 @@ def plan_cluster(
         (*notes, *_notes(settings, servers, nodes)),
         workers.workers,
         workers.heartbeat_timeout_s,
+        options.sandboxes,
     )
     check_text("out", str(plan.run_folder))
     _check_world_size(settings, plan)

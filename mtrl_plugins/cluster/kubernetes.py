@@ -14,6 +14,9 @@ import yaml
 from gateway.errors import ConfigError
 from mtrl_plugins.cluster.cluster_plan import (
     RENDEZVOUS_PORT,
+    SANDBOX_TOKEN_VARIABLE,
+    SANDBOXES_PORT,
+    SANDBOXES_VARIABLE,
     SERVER_PORT,
     SERVERS_START_S,
     STOP_S,
@@ -236,7 +239,7 @@ def render_kubernetes(plan: ClusterPlan, options: PodOptions, server_image: str)
         files["2-volume.yaml"] = to_yaml(head, volume_claim(plan, options))
     if plan.workers:
         head = ["What rank 0 and the rollout workers have in common, made for this job. Keep this file to yourself."]
-        files["2-workers.yaml"] = to_yaml(head, _worker_token(plan, options))
+        files["2-workers.yaml"] = to_yaml(head, _token(plan, options, "workers"))
     if plan.servers:
         head = [
             f"{plan.servers.count} SGLang servers with {plan.servers.gpus} GPUs each, at addresses that stay.",
@@ -244,6 +247,13 @@ def render_kubernetes(plan: ClusterPlan, options: PodOptions, server_image: str)
         ]
         service = _headless(plan, options, "servers", SERVER_PORT)
         files["3-servers.yaml"] = to_yaml(head, service, _stateful_set(plan, plan.servers, options, server_image))
+    if plan.sandboxes:
+        head = [
+            f"{plan.sandboxes} servers of sandboxes, and their token. Keep this file to yourself.",
+            "They are privileged, as sandboxes need namespaces and mounts: give them nodes of their own if you can.",
+        ]
+        service, token = _headless(plan, options, "sandboxes", SANDBOXES_PORT), _token(plan, options, "sandboxes")
+        files["3-sandboxes.yaml"] = to_yaml(head, token, service, _sandboxes(plan, options))
     head = [
         f"{plan.ranks} trainer ranks in {plan.nodes} pods, which wait for the servers first.",
         "To start the job again after a change: kubectl delete job, then apply. It resumes its run.",
@@ -260,7 +270,7 @@ def _headless(plan: ClusterPlan, options: PodOptions, role: str, port: int) -> d
         "metadata": metadata(plan, options, f"{plan.name}-{role}", role),
         "spec": {
             "clusterIP": "None",
-            "publishNotReadyAddresses": True,
+            "publishNotReadyAddresses": role != "sandboxes",
             "selector": labels(plan, role),
             "ports": [{"name": "main", "port": port}],
         },
@@ -310,6 +320,39 @@ def _stateful_set(plan: ClusterPlan, servers: ServerRole, options: PodOptions, i
     }
 
 
+def _sandboxes(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
+    """Servers of sandboxes, which keep nothing, see no volume, and are spread over nodes."""
+    token, role = PurePosixPath("/etc/mtrl-sandboxes"), labels(plan, "sandboxes")
+    words = ("mtrl-gateway", "sandboxes", "--host", "0.0.0.0", "--port", str(SANDBOXES_PORT))  # noqa: S104 - a pod
+    container = {
+        "name": "sandboxes",
+        "image": options.image,
+        "command": [*words, "--token-file", str(token / "token")],
+        "ports": [{"name": "main", "containerPort": SANDBOXES_PORT}],
+        "readinessProbe": {"tcpSocket": {"port": SANDBOXES_PORT}, "periodSeconds": _READY_S},
+        "securityContext": {"privileged": True},
+        "volumeMounts": [{"name": "token", "mountPath": str(token), "readOnly": True}],
+    }
+    spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+    spec = {
+        "automountServiceAccountToken": False,
+        **NO_SERVICE_LINKS,
+        "topologySpreadConstraints": [{**spread, "labelSelector": {"matchLabels": role}}],
+        "containers": [container],
+        "volumes": [{"name": "token", "secret": {"secretName": f"{plan.name}-sandboxes"}}],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(plan, options, f"{plan.name}-sandboxes", "sandboxes"),
+        "spec": {
+            "replicas": plan.sandboxes,
+            "selector": {"matchLabels": role},
+            "template": {"metadata": {"labels": role}, "spec": spec},
+        },
+    }
+
+
 def server_urls(plan: ClusterPlan) -> list[str]:
     """The servers' addresses."""
     count, name = plan.servers.count if plan.servers else 0, f"{plan.name}-servers"
@@ -349,7 +392,8 @@ def _rank_pod(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
             *variables(plan, _rank_variables(plan)),
             from_field("NODE_RANK", INDEX),
             from_field("POD_IP", "status.podIP"),
-            *_token_variable(plan),
+            *(_token_variable(plan, TOKEN_VARIABLE, "workers") if plan.workers else ()),
+            *(_token_variable(plan, SANDBOX_TOKEN_VARIABLE, "sandboxes") if plan.sandboxes else ()),
         ],
         **secrets(options),
         "ports": [{"name": "main", "containerPort": RENDEZVOUS_PORT}],
@@ -368,23 +412,24 @@ def _rank_pod(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
     }
 
 
-def _worker_token(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
+def _token(plan: ClusterPlan, options: PodOptions, role: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(plan, options, f"{plan.name}-workers"),
+        "metadata": metadata(plan, options, f"{plan.name}-{role}"),
         "stringData": {"token": token_urlsafe(24)},
     }
 
 
-def _token_variable(plan: ClusterPlan) -> list[dict[str, Any]]:
-    source = {"secretKeyRef": {"name": f"{plan.name}-workers", "key": "token"}}
-    return [{"name": TOKEN_VARIABLE, "valueFrom": source}] if plan.workers else []
+def _token_variable(plan: ClusterPlan, name: str, role: str) -> list[dict[str, Any]]:
+    source = {"secretKeyRef": {"name": f"{plan.name}-{role}", "key": "token"}}
+    return [{"name": name, "valueFrom": source}]
 
 
 def _rank_variables(plan: ClusterPlan) -> dict[str, str]:
-    """What the start scripts read."""
-    return {
+    """What the start scripts and tool files read."""
+    sandboxes = {SANDBOXES_VARIABLE: f"http://{plan.name}-sandboxes:{SANDBOXES_PORT}"} if plan.sandboxes else {}
+    return sandboxes | {
         "MTRL_JOB": plan.name,
         "MTRL_FILES": str(FILES),
         "MTRL_RUN": str(plan.run_folder),
@@ -419,5 +464,6 @@ Made by `mtrl-train render kubernetes`; render again rather than edit.
 - **Run**: `{plan.run_folder}` on the volume.
 - **Resume**: by itself, after a failure of a rank (up to {plan.retries} times) or an evicted pod. By hand:
   `kubectl {space}delete job {plan.name}`, then apply again.
-- **End**: servers keep their GPUs until `kubectl delete -f 3-servers.yaml`. Deleting `2-volume.yaml` deletes the run.
+- **End**: servers, those of sandboxes too, stay until `kubectl delete -f FILE`. Deleting `2-volume.yaml` deletes the
+  run.
 """

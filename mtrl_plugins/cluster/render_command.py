@@ -46,6 +46,16 @@ TimeOption = Annotated[
 ]
 NameOption = Annotated[str | None, typer.Option("--name", help="The job's name. Default: the run file's")]
 RetriesOption = Annotated[int, typer.Option("--retries", min=0, help="How often a failed job is started again.")]
+SandboxesOption = Annotated[
+    int,
+    typer.Option(
+        "--sandboxes",
+        metavar="N",
+        min=0,
+        help="Servers of sandboxes: pods, or nodes of a Slurm job, beside what runs there. Tool files name "
+        "`${MTRL_SANDBOXES}` and `${MTRL_SANDBOX_TOKEN}`.",
+    ),
+]
 EnvOption = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="NAME=VALUE", help="A variable for all processes; no secrets. May be repeated."),
@@ -71,6 +81,7 @@ def slurm(
         Path | None, typer.Option(metavar="FILE", help="A shell file that the job sources first (`module load` ...).")
     ] = None,
     retries: RetriesOption = 3,
+    sandboxes: SandboxesOption = 0,
     env: EnvOption = None,
     out: OutOption = None,
 ) -> None:
@@ -85,7 +96,7 @@ def slurm(
         from mtrl_plugins.cluster.cluster_plan import LOGS, ClusterOptions, parse_environment, write_files
         from mtrl_plugins.cluster.slurm import SCRIPT, SlurmOptions, parse_directives, render_slurm
 
-        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
+        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []), sandboxes)
         plan = _plan(config, job)
         named = {"partition": partition, "account": account}
         directives = {key: value for key, value in named.items() if value}
@@ -121,11 +132,16 @@ def _plan(config: str, options: ClusterOptions, shared: PurePosixPath | None = N
 
 def _print_plan(plan: ClusterPlan, folder: Path, commands: Sequence[str]) -> None:
     """Prints what was written, and the commands that submit it."""
+    from mtrl_plugins.cluster.cluster_plan import SANDBOX_TOKEN_VARIABLE, SANDBOXES_VARIABLE
+
     servers = plan.servers
     lines = [f"{plan.name}: {plan.ranks} trainer ranks on {plan.nodes} of {plan.all_nodes} nodes"]
     if servers:
         size = f"{servers.gpus} GPUs each" if plan.gpus else "on CPUs"
         lines.append(f"SGLang servers: {servers.count} on {servers.nodes} nodes, {size}")
+    if plan.sandboxes:
+        named = f"url: ${{{SANDBOXES_VARIABLE}}}, token: ${{{SANDBOX_TOKEN_VARIABLE}}}"
+        lines.append(f"servers of sandboxes: {plan.sandboxes}; in tool files, `remote` names them by {named}")
     lines += [f"note: {note}" for note in plan.notes]
     lines += [f"written to {folder}; submit it with:", *(f"  {command}" for command in commands)]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -175,6 +191,7 @@ def kubernetes(
     cpus: CpusOption = None,
     memory: MemoryOption = None,
     retries: RetriesOption = 3,
+    sandboxes: SandboxesOption = 0,
     env: EnvOption = None,
     out: OutOption = None,
 ) -> None:
@@ -191,7 +208,7 @@ def kubernetes(
         options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
         options.check()
         check_image("--server-image", server_image or SERVER_IMAGE)
-        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
+        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []), sandboxes)
         plan = _plan(config, job, WORKSPACE)
         folder = (out or Path("kubernetes") / plan.name).absolute()
         write_files(folder, render_kubernetes(plan, options, server_image or SERVER_IMAGE))

@@ -13,6 +13,7 @@ from gateway.plural import format_count
 from mtrl_plugins.cluster.cluster_plan import (
     LOGS,
     RENDEZVOUS_PORT,
+    SANDBOXES_PORT,
     SERVER_PORT,
     SERVERS_START_S,
     STOP_S,
@@ -47,6 +48,9 @@ def render_slurm(plan: ClusterPlan, options: SlurmOptions) -> dict[str, str]:
     """The files of the job by name."""
     for name, path in (("the working folder", options.folder), ("--out", options.out)):
         _check_path(name, path)
+    if plan.sandboxes > plan.all_nodes:
+        problem = f"{plan.sandboxes} servers of sandboxes do not fit {format_count(plan.all_nodes, 'node')}"
+        raise ConfigError(problem, field="--sandboxes", remedy="ask for one a node at most")
     if options.setup is not None:
         check_text("--setup", str(options.setup))
     parts = ("#!/bin/bash", *_header(plan, options), *_directives(plan, options), "", *_variables(plan, options), "")
@@ -151,6 +155,8 @@ def _variables(plan: ClusterPlan, options: SlurmOptions) -> Iterator[str]:
         "workers": plan.workers,
         "workers_port": WORKERS_PORT,
         "silent_s": plan.silent_s,
+        "sandboxes": plan.sandboxes,
+        "sandboxes_port": SANDBOXES_PORT,
     }
     if servers:
         numbers |= {

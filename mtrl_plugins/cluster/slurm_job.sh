@@ -26,7 +26,7 @@ export MASTER_PORT=$((rendezvous_port + SLURM_JOB_ID % 1000))  # Jobs on the sam
 # A server that ends is started again at its address; the trainer gives it the current weights.
 # shellcheck disable=SC2016
 run_server='
-unset MTRL_WORKER_TOKEN
+unset MTRL_WORKER_TOKEN MTRL_SANDBOX_TOKEN
 port=$(($1 + SLURM_LOCALID)) first_gpu=$((SLURM_LOCALID * $2))
 shift 2
 for attempt in 1 2 3 4 5; do
@@ -122,6 +122,22 @@ if [ ${#server_hosts[@]} -gt 0 ]; then
     unset 'pids[-1]'
 fi
 
+# Servers of sandboxes run beside what else the last nodes do, without GPUs. One that ends is started again, and ends
+# nothing: calls go to the others.
+if [ "$sandboxes" -gt 0 ]; then
+    sandboxes_port=$((sandboxes_port + SLURM_JOB_ID % 1000))
+    export MTRL_SANDBOX_TOKEN="${MTRL_SANDBOX_TOKEN:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
+    rm -f -- "$notes/sandbox-token"
+    (umask 077 && echo "$MTRL_SANDBOX_TOKEN" >"$notes/sandbox-token")
+    sandbox_hosts=("${hosts[@]: -sandboxes}")
+    urls=("${sandbox_hosts[@]/#/http://}")
+    MTRL_SANDBOXES=$(join "${urls[@]/%/:$sandboxes_port}")
+    export MTRL_SANDBOXES
+    srun --overlap --nodes="$sandboxes" --ntasks="$sandboxes" --ntasks-per-node=1 --nodelist="$(join "${sandbox_hosts[@]}")" \
+        --cpus-per-task="$cpus" --gres=none --cpu-bind=none --unbuffered --open-mode=append \
+        --output="${logs//%/%%}/sandboxes-%t.log" bash -c 'unset MTRL_SANDBOX_TOKEN; while true; do "$@"; sleep 5; done' \
+        sandboxes mtrl-gateway sandboxes --host 0.0.0.0 --port "$sandboxes_port" --token-file "$notes/sandbox-token" &
+fi
 # For rank 0 and the workers alone: servers do not get it.
 if [ "$workers" -gt 0 ]; then
     export MTRL_WORKER_TOKEN="${MTRL_WORKER_TOKEN:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"

@@ -11,6 +11,7 @@ PLUGIN = Plugin(
         "demo": "mtrl_plugins.demo.facts.facts_demo:DEMO",
         "sight": "mtrl_plugins.demo.sight.sight_demo:DEMO",
         "shelves": "mtrl_plugins.demo.shelves.shelves_demo:DEMO",
+        "shell": "mtrl_plugins.demo.shell.shell_demo:DEMO",
     },
     jobs=Path(__file__).with_name("jobs"),
 )

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ValidationInfo, field_validator
 
 from gateway.config.entries import SandboxTool
 from gateway.errors import ConfigError
+from gateway.sandbox.choose_provider import find_provider_problem
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.environments.settings import EnvironmentSettings
 from mtrl_plugins.harbor.task_file import INSTRUCTION, HarborTask, list_tasks, read_task, read_text
@@ -76,6 +77,11 @@ class HarborSettings(EnvironmentSettings):
     @cached_property
     def folders(self) -> Mapping[str, Mapping[str, Path]]:
         """The directories of all tasks by name, in each split. Raises ConfigError."""
+        from trainer.data.tasks import example_names, load_example  # it imports the settings
+
+        if self.id in example_names() and not Path(self.id).exists():
+            example: Any = load_example(self.id)
+            return {split: list_tasks(folder) for split, folder in example.find_task_folders().items()}
         found: dict[str, Mapping[str, Path]] = {"train": list_tasks(Path(self.id).expanduser())}
         if self.held_out is not None:
             found["eval"] = list_tasks(self.held_out.expanduser())
@@ -103,6 +109,10 @@ class HarborSettings(EnvironmentSettings):
         from mtrl_plugins.harbor.harbor_rollout import HarborStepper
 
         return cast("Stepper", HarborStepper())
+
+    def require_ready(self) -> None:
+        if problem := find_provider_problem(self.sandbox):
+            raise ConfigError(f"tasks cannot be played here: {problem}", field="environment.sandbox")
 
     async def try_out(self, gateway: AnyGateway, settings: BaseRolloutSettings) -> str:
         """Reads all tasks, and plays the solutions of some. Raises ConfigErrors with what is wrong."""

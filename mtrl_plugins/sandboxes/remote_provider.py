@@ -1,11 +1,10 @@
-"""Sandboxes on another machine, over HTTP: start, run, put, get, stop, and a sign of life that renews a lease.
+"""Sandboxes on other machines, over HTTP: start, run, put, get, stop, and a sign of life that renews a lease.
 
 When this process ends, however it ends, its signs of life end, and the server stops its sandboxes.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,32 +28,33 @@ from gateway.sandbox.large_messages import (
 )
 from gateway.sandbox.provider import FILE_S, MARGIN_S, MOST_IMAGES, Completed, FrozenFiles
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from mtrl_plugins.sandboxes.machines import (
+    Machine,
+    Machines,
+    describe_answer,
+    describe_error,
+    make_headers,
+    open_client,
+    post_watched,
+)
 from mtrl_plugins.sandboxes.settings import RemoteSettings
 
-log = logging.getLogger(__name__)
-
-PATH = "/v1/sandboxes"
-START_S, STOP_S, CHECK_S = 60.0, 10.0, 10.0
+START_S, STOP_S, LOST_STOP_S = 120.0, 10.0, 1.0
 ANSWER_SHARE = 0.9
 """Share of a call's time in which the server must answer; the rest is for the way."""
 END_S, END_SHARE = 2.5, 0.3
 """Of the server's time, what it has to end a run that is over its limit and to tell what it printed."""
 NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-UNAUTHORIZED, NOT_FOUND = 401, 404
-
-
-def _headers(remote: RemoteSettings) -> dict[str, str]:
-    token = {} if remote.token is None else {"authorization": f"Bearer {remote.token.get_secret_value()}"}
-    return {"content-type": "application/json", **token}
+NOT_FOUND, FULL = 404, 429
 
 
 class RemoteProvider:
-    """Starts sandboxes on a server."""
+    """Starts sandboxes on the least loaded of the machines; on others, where one fails."""
 
     mounts_states = False
 
     def __init__(self, remote: RemoteSettings) -> None:
-        self._remote = remote
+        self._remote, self._machines = remote, Machines(remote)
 
     async def start(
         self,
@@ -64,44 +64,70 @@ class RemoteProvider:
         keeps_files: bool = False,
         files_of: FrozenFiles | None = None,
     ) -> RemoteSandbox:
-        url = self._remote.url.rstrip("/") + PATH
-        http = httpx2.AsyncClient(headers=_headers(self._remote), timeout=None, trust_env=False)
-        began = anyio.current_time()
+        frozen = files_of.sandbox if isinstance(files_of, RemoteFiles) else None
+        body: dict[str, Any] = {"settings": settings.model_dump(mode="json", exclude={"container", "remote"})}
+        body |= {"keeps_files": keeps_files, "files_of": frozen and frozen.url.rpartition("/")[2]}
+        began, tried = anyio.current_time(), dict[Machine, str]()
         try:
             with anyio.fail_after(START_S):
-                body: dict[str, Any] = {"settings": settings.model_dump(mode="json", exclude={"container", "remote"})}
-                body["keeps_files"] = keeps_files
-                if isinstance(files_of, RemoteFiles):
-                    body["files_of"] = files_of.sandbox.url.rpartition("/")[2]
-                answer = await http.post(url, json=body)
-            if not answer.is_success:
-                raise Unavailable(_describe(answer))
-            started = answer.json()
-            sandbox = RemoteSandbox(http, f"{url}/{started['id']}", settings, float(started["lease_s"]))
-            sandbox.keeps_files = keeps_files
-            sandbox.python = tuple(map(str, started["python"]))
+                while True:
+                    machine = await self._machines.choose(tried, frozen.machine if frozen else None)
+                    sandbox = await self._start_on(machine, settings, body, tried)
+                    if sandbox is not None:
+                        break
         except BaseException as error:
             statistics.count_refusal()
-            with anyio.CancelScope(shield=True):
-                await http.aclose()
-            if isinstance(error, httpx2.HTTPError | TimeoutError | ValueError | KeyError | TypeError | Unavailable):
-                raise Unavailable(f"the server at {url} started no sandbox: {_text(error)}") from error
+            if isinstance(error, TimeoutError):
+                raise Unavailable(f"no sandbox was started within {START_S:g} s") from error
             raise
-        statistics.count_start(anyio.current_time() - began)
-        HEARTBEATS.add(sandbox.url, _headers(self._remote), sandbox.lease_s)
+        statistics.count_start(anyio.current_time() - began, sandbox.machine.name)
+        HEARTBEATS.add(sandbox.url, make_headers(self._remote), sandbox.lease_s)
+        return sandbox
+
+    async def _start_on(
+        self, machine: Machine, settings: SandboxSettings, body: Mapping[str, Any], tried: dict[Machine, str]
+    ) -> RemoteSandbox | None:
+        """A sandbox of a machine; None where it has no room, or fails, which `tried` says then."""
+        http, sandbox = open_client(self._remote), None
+        try:
+            answer = await post_watched(http, machine, machine.url, await encode_message(body))
+            if answer.is_success:
+                sandbox = RemoteSandbox(http, machine, self._machines, settings, await parse_message(answer.content))
+                sandbox.keeps_files = bool(body["keeps_files"])
+            elif answer.status_code == FULL:  # Another gateway took the place.
+                machine.running = max(machine.running, machine.most + 1)
+            else:
+                machine.failed_at, tried[machine] = anyio.current_time(), describe_answer(answer)
+        except httpx2.HTTPError as error:
+            machine.set_aside(describe_error(error))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            tried[machine] = "it sent an answer that cannot be read"
+        finally:
+            if sandbox is None:
+                self._machines.free(machine)
+                with anyio.CancelScope(shield=True):
+                    await http.aclose()
         return sandbox
 
 
 class RemoteSandbox:
     """A sandbox on a server."""
 
-    def __init__(self, http: httpx2.AsyncClient, url: str, settings: SandboxSettings, lease_s: float) -> None:
-        self.url, self.lease_s = url, lease_s
-        self.python: Sequence[str] = ()
+    def __init__(
+        self,
+        http: httpx2.AsyncClient,
+        machine: Machine,
+        machines: Machines,
+        settings: SandboxSettings,
+        started: Mapping[str, Any],
+    ) -> None:
+        self.url, self.machine, self._machines = f"{machine.url}/{started['id']}", machine, machines
+        self.lease_s = float(started["lease_s"])
+        self.python: Sequence[str] = tuple(map(str, started["python"]))
         self.keeps_files = False
         """Whether its files are there until it is stopped, even if its processes have ended."""
         self._http, self._settings = http, settings
-        self._is_stopped, self._has_ended, self._failure = False, False, ""
+        self._is_stopped, self._has_ended, self._failure, self._has_place = False, False, "", True
         self._lock = anyio.Lock()
 
     @property
@@ -145,16 +171,24 @@ class RemoteSandbox:
         if self._is_stopped:
             return
         self._is_stopped = True
-        statistics.count_end()
+        statistics.count_end(self.machine.name)
         HEARTBEATS.remove(self.url)
-        with anyio.move_on_after(STOP_S, shield=True):
+        with anyio.move_on_after(LOST_STOP_S if self.machine.problem else STOP_S, shield=True):
             with suppress(httpx2.HTTPError):
                 await self._http.delete(self.url)
             await self._http.aclose()
+        self._free()
 
     async def freeze(self) -> FrozenFiles:
         await self._ask("freeze", {}, FILE_S)
+        self._free()
         return RemoteFiles(self)
+
+    def _free(self) -> None:
+        """Another one may have its place: frozen files take none."""
+        if self._has_place:
+            self._has_place = False
+            self._machines.free(self.machine)
 
     async def _completed(self, reply: Mapping[str, Any]) -> Completed:
         most, status = self._settings.output_bytes, reply.get("status")
@@ -185,13 +219,15 @@ class RemoteSandbox:
                 raise SandboxEnded("it has been stopped")
             try:
                 with anyio.fail_after(within_s):
-                    answer = await self._http.post(f"{self.url}/{verb}", content=await encode_message(body))
+                    content = await encode_message(body)
+                    answer = await post_watched(self._http, self.machine, f"{self.url}/{verb}", content)
             except NOT_SENT as error:
-                reason = f"the server of sandboxes cannot be reached: {_text(error)}"
+                self.machine.set_aside(describe_error(error))
+                reason = f"{self.machine.name} cannot be reached: {describe_error(error)}"
                 await self._lost(reason)
                 raise Unavailable(reason) from error
             except (httpx2.HTTPError, TimeoutError) as error:
-                raise await self._lost(_text(error)) from error
+                raise await self._lost(describe_error(error)) from error
             except BaseException:
                 await self.end()
                 raise
@@ -200,7 +236,7 @@ class RemoteSandbox:
     async def _read(self, answer: httpx2.Response) -> dict[str, Any]:
         if not answer.is_success:
             gone = "the sandbox is not there any more: " if answer.status_code == NOT_FOUND else ""
-            reason = gone + _describe(answer)
+            reason = gone + describe_answer(answer)
             await self._lost(reason)
             raise Unavailable(reason)
         try:
@@ -220,7 +256,7 @@ class RemoteSandbox:
 
     async def _lost(self, reason: str) -> SandboxKilled:
         """Stops it: nobody knows what was done."""
-        self._failure = f"the server of sandboxes failed: {reason}"
+        self._failure = f"the server of sandboxes at {self.machine.name} failed: {reason}"
         await self.stop()
         return SandboxKilled(self._failure)
 
@@ -233,28 +269,3 @@ class RemoteFiles:
 
     async def close(self) -> None:
         await self.sandbox.stop()
-
-
-def find_remote_problem(remote: RemoteSettings) -> str | None:
-    """Why the server cannot be used, with what to do; None if it can."""
-    try:
-        with httpx2.Client(headers=_headers(remote), timeout=CHECK_S, trust_env=False) as http:
-            answer = http.get(remote.url.rstrip("/") + PATH)
-    except httpx2.HTTPError as error:
-        return f"{remote.url} cannot be reached: {_text(error)}\n  remedy: start `mtrl-gateway sandboxes` there"
-    if answer.is_success:
-        return None
-    remedy = "correct `token`" if answer.status_code == UNAUTHORIZED else "see the server's log"
-    return f"{remote.url}: {_describe(answer)}\n  remedy: {remedy}"
-
-
-def _describe(answer: httpx2.Response) -> str:
-    try:
-        error = answer.json()["error"]
-        return f"HTTP {answer.status_code}: {error['message']} {error.get('remedy', '')}".rstrip()
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"HTTP {answer.status_code}"
-
-
-def _text(error: BaseException) -> str:
-    return "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

@@ -38,7 +38,8 @@ from gateway.sandbox.host_rules import HostRules
 from gateway.sandbox.large_messages import LARGE_BYTES, decode_base64, encode_base64
 from gateway.sandbox.provider import BubblewrapProvider, FrozenFiles, Sandbox, SandboxProvider
 from gateway.sandbox.sandbox_settings import SandboxSettings
-from mtrl_plugins.sandboxes.remote_provider import PATH
+from mtrl_plugins.sandboxes.machines import PATH
+from mtrl_plugins.sandboxes.remote_provider import FULL
 
 MAX_TIME_S = 3600.0
 BODY_BYTES = 64 * 2**20
@@ -125,7 +126,11 @@ class SandboxServer:
         self._starting = 0
 
     async def count(self, _: Request) -> ASGIApp:
-        return json_response({"running": len(self.leases), "most": self.most})
+        return json_response({"running": self._count_running(), "most": self.most})
+
+    def _count_running(self) -> int:
+        """Those that take a place: frozen files take none."""
+        return sum(lease.files is None for lease in self.leases.values()) + self._starting
 
     async def start(self, request: Request) -> ASGIApp:
         body = await request.read_model(StartRequest)
@@ -135,9 +140,9 @@ class SandboxServer:
         if refused := [host for host in settings.hosts if not self.allowed_hosts.includes(host)]:
             problem = f"This server does not allow hosts that `network` lists: {', '.join(refused)[:MAX_TEXT]}."
             raise Problem(422, "invalid_request", problem, remedy=HOSTS_REMEDY)
-        if sum(lease.files is None for lease in self.leases.values()) + self._starting >= self.most:
+        if self._count_running() >= self.most:
             remedy = "Try again when one has ended, or start the server with a higher --most."
-            raise Problem(503, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
+            raise Problem(FULL, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
         self._starting += 1
         try:
             files = None if body.files_of is None else self._find_files(body.files_of)
@@ -219,8 +224,8 @@ class SandboxServer:
             return json_response({"ended": "it did not answer in time"})
         except SandboxEnded as error:
             return json_response({"ended": str(error)})
-        except SandboxKilled as error:
-            return json_response({"killed": str(error)})
+        except (SandboxKilled, anyio.ClosedResourceError) as error:  # Its client may stop it meanwhile.
+            return json_response({"killed": str(error) or "it was stopped"})
         except OSError as error:
             return json_response({"error": str(error)})
 

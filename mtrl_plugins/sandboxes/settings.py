@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from gateway.sandbox.sandbox_settings import SandboxSettings
 
 
+ADDRESS = r"https?://[^/?#@,\s]+(/[^?#,\s]*)?"
+
+
 def _check_engine(value: str) -> str:
     try:
         words = shlex.split(value)
@@ -64,13 +67,13 @@ class ContainerSettings(ProviderSettings):
 
 
 class RemoteSettings(ProviderSettings):
-    """Runs the tools `python`, `shell` and `files` on another machine, where `mtrl-gateway sandboxes` serves them."""
+    """Runs the tools `python`, `shell` and `files` on other machines, where `mtrl-gateway sandboxes` serves them."""
 
     key: ClassVar[str] = "remote"
     is_local: ClassVar[bool] = False
 
-    url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
-    """Its address."""
+    url: Annotated[str, Field(pattern=f"^{ADDRESS}(,{ADDRESS})*$")]
+    """Its address; those of several machines with commas between them. A name of several addresses is as many."""
     token: SecretStr | None = None
     """Sent as `Authorization: Bearer ...`."""
 
@@ -79,10 +82,15 @@ class RemoteSettings(ProviderSettings):
 
         return RemoteProvider(self)
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Its addresses."""
+        return tuple(self.url.split(","))
+
     def describe(self) -> str:
-        return f"the server at {self.url}"
+        return f"the server at {self.url}" if len(self.urls) == 1 else f"{len(self.urls)} servers"
 
     def find_problem(self) -> str | None:
-        from mtrl_plugins.sandboxes.remote_provider import find_remote_problem
+        from mtrl_plugins.sandboxes.machines import find_remote_problem
 
         return find_remote_problem(self)

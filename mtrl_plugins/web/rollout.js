@@ -61,7 +61,7 @@ export async function view({ frame, run, address }) {
     fill();
     updateTokenAddress({});
   }
-  const ledgerButtons = el("div", { class: "row centre" }, el("span", { class: "label" }, rollout.ledgers[0].branch ? "The agent's chats" : "The policy saw a new history; ledger"), rollout.ledgers.map(({ branch }, index) =>
+  const ledgerButtons = el("div", { class: "row centre" }, el("span", { class: "label" }, rollout.ledgers[0].branch ? "Its chats" : "The policy saw a new history; ledger"), rollout.ledgers.map(({ branch }, index) =>
     el("button", { class: "mode", "aria-pressed": String(index === ledger), on: { click: () => openLedger(index) } }, branch ?? index + 1)));
   const tokenAt = event => { const node = event.target.closest?.(".t"); return node ? tokens[Number(node.dataset.at)] : null; };
   body.addEventListener("pointerover", event => { const token = tokenAt(event); if (token !== current) { current = token; showToken(); } });

@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.sandbox import SMALL
+import pytest
+
+from bench.sandbox import MANY, SMALL
 
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     command = [sys.executable, str(BENCH / "sandbox.py"), "--small", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -20,6 +25,9 @@ def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(t
     for name in ("commands", "servers", "spares", "calls"):
         row = results[name]
         assert row["bare_ms"] > 0 and row["ratio"] == row["sandbox_ms"] / row["bare_ms"]
-    assert (results["many"]["sandboxes"], results["many"]["lost"]) == (SMALL.at_once, 0)
+    assert [*results["many"]] == [*MANY] and all(
+        (row["count"], row["lost"]) == (SMALL.at_once, 0) and row["memory_mb"] > 1 for row in results["many"].values()
+    )
+    assert [row["disk_mb"] >= 1 for row in results["many"].values()] == [True, False, False]
     assert len(results["promises"]) == 3
-    assert "0 lost" in (tmp_path / "sandbox.md").read_text()
+    assert "| sandboxes with a root under an overlay |" in (tmp_path / "sandbox.md").read_text()

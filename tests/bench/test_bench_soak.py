@@ -16,7 +16,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 @pytest.mark.parametrize(
     ("name", "count", "samples"),
-    [("native", 2000, 2), ("pooled", 600, 6), ("process", 16, 16), ("training", 6, 6)],
+    [("native", 2000, 2), ("pooled", 600, 6), ("process", 16, 16), ("boxes", 16, 16), ("training", 6, 6)],
     ids=lambda value: str(value),
 )
 def test_load_runs_and_samples_its_process(name: str, count: int, samples: int) -> None:

@@ -43,4 +43,4 @@ async def test_health_and_metrics_tell_of_starts_refusals_and_limits(
     names = ("start_seconds_count", "refusals_total", "limits_hit_total", "start_seconds_sum")
     found = [values[f"mtrl_sandbox_{name}", *(["output"] if "limits" in name else [])] for name in names]
     assert found == [1, 1, 1, pytest.approx(counts["start_s"])]
-    assert values["mtrl_sandboxes",] == 1
+    assert values["mtrl_sandboxes", ""] == 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.types import EMPTY, ToolCall, ToolSpec
 from trainer.engine.base import Generation
-from trainer.ledger import Author, Entry, Ledger, Message, encode_version_runs
+from trainer.ledger import BRANCH, Author, Entry, Ledger, Message, encode_version_runs
 from trainer.rollout.rollout import EXCLUDED_SPANS
 from trainer.rollout.steppers import Step
 from trainer.template.media_layout import MediaLayout
@@ -71,7 +71,8 @@ class LedgerBuilder:
             media = tuple(span.medium for span in previous.media_spans)
             widths = tuple(span.stop - span.start for span in previous.expanded.media_spans)
             layout = MediaLayout(previous.messages, media, widths)
-            self.earlier.append(previous)
+            if previous.turns:
+                self.earlier.append(previous)
             entry = Entry(Author.TASK, prompt, parts=media, source=source)
             self.ledger = Ledger((self.template.attach_media(layout, entry),))
 
@@ -90,6 +91,24 @@ class LedgerBuilder:
         if any(spans):
             self.earlier = [mark(ledger) for ledger in self.earlier]
             self.ledger = mark(self.ledger)
+
+
+def as_context(entry: Entry) -> Entry:
+    """An entry as part of another ledger's prompt: the policy's turns are trained where it wrote them."""
+    return replace(
+        entry,
+        author=Author.TASK,
+        logprobs=None,
+        version=None,
+        earlier_versions=(),
+        cached_tokens=0,
+        finish_reason=None,
+        calls=(),
+        outcomes=(),
+        reward=None,
+        source=BRANCH if entry.author is Author.POLICY else entry.source,
+        info=EMPTY,
+    )
 
 
 def make_policy_entry(

@@ -22,11 +22,11 @@ from gateway.session_protocols import Reward
 from gateway.types import EMPTY, Context, Outcome, ToolSpec
 from gateway.user_code import UserCode
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
-from trainer.ledger import Author, Entry, Ledger, Message
+from trainer.ledger import BRANCH, Author, Entry, Ledger, Message
 from trainer.parse.base import MAX_PROBLEMS, Reply
-from trainer.rollout.ledger_builder import LedgerBuilder, make_policy_entry
+from trainer.rollout.ledger_builder import LedgerBuilder, as_context, make_policy_entry
 from trainer.rollout.observer import NullObserver, RolloutObserver
-from trainer.rollout.rollout import COUNTS_INFO, STATES_INFO, Rollout, Span, StopReason
+from trainer.rollout.rollout import COUNTS_INFO, IGNORED_CALLS, STATES_INFO, Rollout, Span, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import (
     CALLS_INFO,
@@ -157,6 +157,8 @@ class _RolloutLoop:
         self.builder = LedgerBuilder(runner.template)
         self.turn: Turn | None = None
         """The policy's turn that has no answer yet."""
+        self.ignores_calls = False
+        """Whether the policy's next turn is asked for something else than calls or an answer, such as a summary."""
         self.counts = {"turns": 0, "user_turns": 0, "calls": 0, "invalid": 0}
         self.started = time.perf_counter()
         self.timing: dict[str, float] = {}
@@ -225,24 +227,48 @@ class _RolloutLoop:
             self.builder.exclude_spans(end.excluded_spans)
 
     async def _run_turns(self, session: AnySession, first: Step, stepper: Stepper) -> NoReturn:
-        layout = await self._prepare_media(add_instructions(first.history or (), session.specs))
-        ids = self.builder.next_ids(first, layout.messages, False, session.specs)
-        entry = Entry(Author.TASK, ids, parts=layout.media, source=self.task.location)
-        self.builder.add(self.template.attach_media(layout, entry))
+        await self._start_ledger(first, session.specs)
         self.prompt_tokens = len(self.ledger.expanded)
         while True:
             reply, ended, truncated = await self._generate_turn()
-            messages = self.ledger.messages
-            self.turn = turn = Turn(self.task, self.counts["turns"], reply, messages, self.ledger, session, Context())
+            self.turn = turn = Turn(
+                self.task,
+                self.counts["turns"],
+                reply,
+                self.ledger.messages,
+                self.ledger,
+                session,
+                Context(),
+                self._max_tokens,
+            )
             if truncated is not None:
                 raise truncated
             if finished := await check_finished(stepper, turn):
                 raise _Stop(finished if isinstance(finished, StopReason) else StopReason.STEP_DONE)
             self._check_limits(reply)
             step = await self._step(stepper, turn)
-            self.turn = None
-            layout = await self._prepare_media(step.messages if step.history is None else step.history)
-            self._append(step, layout, ended, session.specs)
+            self.turn, self.ignores_calls = None, step.ignore_calls
+            if step.history is not None and step.stop is None:
+                await self._start_ledger(step, session.specs)
+                if not step.messages:
+                    continue
+                step = replace(step, history=None)
+                ended = self.template.is_turn_ended(self.ledger.entries[-1].ids)
+            self._append(step, await self._prepare_media(step.messages), ended, session.specs)
+
+    async def _start_ledger(self, step: Step, specs: Sequence[ToolSpec]) -> None:
+        """Starts a ledger with a chat, and with what is kept of the one before."""
+        layout = await self._prepare_media(add_instructions(step.history or (), specs))
+        is_first = not self.ledger.entries
+        ids = self.builder.next_ids(step, layout.messages, False, specs)
+        outcomes, info = ((), EMPTY) if step.messages else (step.outcomes, step.info)
+        if step.branch:
+            info = {**info, BRANCH: step.branch}
+        source = step.branch or (self.task.location if is_first else step.source)
+        entry = Entry(Author.TASK, ids, parts=layout.media, outcomes=outcomes, source=source, info=info)
+        self.builder.add(self.template.attach_media(layout, entry))
+        for kept in step.kept:
+            self.builder.add(as_context(kept))
 
     async def _generate_turn(self) -> tuple[Reply, bool, _Stop | None]:
         """The policy's next turn, whether it ended the turn itself, and the stop if the turn was truncated."""
@@ -287,15 +313,17 @@ class _RolloutLoop:
     def _record_turn(self, generation: Generation) -> Reply:
         """Parses the turn and appends it to the ledger, before any limit or stepper can end the rollout."""
         reply = self.template.parse_turn((*self.builder.unfinished_ids, *generation.ids))
-        reply = limit_calls(reply, self.limits, self.template)
+        ignored = len(reply.calls) + len(reply.problems) if self.ignores_calls else 0
+        reply = replace(reply, calls=(), problems=()) if ignored else limit_calls(reply, self.limits, self.template)
         calls = tuple(
             replace(call, id=call.id or f"call_{self.counts['turns']}_{index}")
             for index, call in enumerate(reply.calls)
         )
         reply = replace(reply, calls=calls)
-        own_text = {"own": self.template.decode_turn(generation.ids)} if self.builder.unfinished_ids else EMPTY
-        message = self.template.build_message(reply)
-        self.builder.add(make_policy_entry(generation, message, reply.calls, own_text))
+        info: dict[str, Any] = {IGNORED_CALLS: ignored} if ignored else {}
+        if self.builder.unfinished_ids:
+            info["own"] = self.template.decode_turn(generation.ids)
+        self.builder.add(make_policy_entry(generation, self.template.build_message(reply), reply.calls, info))
         return reply
 
     def _check_limits(self, reply: Reply) -> None:
@@ -305,7 +333,8 @@ class _RolloutLoop:
             raise _Stop(StopReason.ASSISTANT_TURNS)
         if reply.calls and counts["calls"] + len(reply.calls) > limits.tool_calls:
             raise _Stop(StopReason.TOOL_CALLS)
-        if not (reply.calls or reply.problems) and counts["user_turns"] >= limits.user_turns:
+        is_answer = not (reply.calls or reply.problems or self.ignores_calls)
+        if is_answer and counts["user_turns"] >= limits.user_turns:
             raise _Stop(StopReason.USER_TURNS)
 
     async def _step(self, stepper: Stepper, turn: Turn) -> Step:
@@ -316,7 +345,7 @@ class _RolloutLoop:
         self.observer.on_step(self.key, step, time.perf_counter() - started)
         self.infos.update((name, value) for name, value in step.info.items() if name != CALLS_INFO)
         self.counts["calls"] += len(turn.reply.calls)
-        self.counts["user_turns"] += step.author is Author.FEEDBACK and bool(step.messages)
+        self.counts["user_turns"] += step.author is Author.FEEDBACK and bool(step.messages) and not self.ignores_calls
         all_invalid = bool(step.outcomes) and all(outcome is Outcome.INVALID for outcome in step.outcomes)
         self.counts["invalid"] = self.counts["invalid"] + 1 if all_invalid else 0
         return step
@@ -339,7 +368,7 @@ class _RolloutLoop:
             if len(self.ledger.expanded) + count >= self._max_tokens:
                 stop, reason, ids = StopReason.LENGTH_ROLLOUT, f"an answer of {count} tokens does not fit", ()
         entry = Entry(
-            step.author if step.history is None else Author.TASK,
+            step.author,
             ids,
             parts=step.parts,
             outcomes=step.outcomes,
@@ -350,7 +379,7 @@ class _RolloutLoop:
         self.builder.add(self.template.attach_media(layout, entry))
         if stop is not None:
             raise _Stop(stop, reason)
-        if not step.insert and step.keep_ids is None and step.history is None:
+        if not step.insert and step.keep_ids is None:
             self.builder.restart_if_rewritten(specs, self.task.location)
 
     def _report_drifts(self, specs: Sequence[ToolSpec]) -> None:

@@ -15,14 +15,14 @@ EXCLUDED_SPANS = "left_out"
 """The key in a policy entry's info for the spans of its ids that a plug-in excluded from the loss."""
 
 
+IGNORED_CALLS = "ignored_calls"
+"""The key in a policy entry's info for how many calls of the turn were not made, as it was asked for something else."""
 COUNTS_INFO = "counts"
 """What graders counted beside the rewards, by name."""
 STATES_INFO = "states"
 """The key in a rollout's infos for the hashes of the states that its servers and sandboxes ended with."""
 CHANGED_BY_AGENT = "changed_by_agent"
 """The key in a policy entry's info for what an agent changed in the turn before it sent it back."""
-BRANCH = "branch"
-"""The source of an entry that copies a turn of the policy from another branch, where it is trained."""
 
 
 class StopReason(StrEnum):

@@ -98,6 +98,10 @@ class RunPart(FrozenModel):
         """What runs between two turns, if the settings name nothing."""
         return None
 
+    def wrap_stepper(self, stepper: Stepper) -> Stepper:
+        """A stepper around the one that the settings name, or that another section makes."""
+        return stepper
+
     def find_rows(self, name: str) -> Sequence[Mapping[str, Any]] | None:
         """The rows that `name` means as `data`; None if it means a file or a data set."""
         return None

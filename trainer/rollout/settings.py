@@ -124,12 +124,11 @@ class ServingSettings(FrozenModel):
     """How weights reach the servers: `tensors` (through GPU memory), `group` (a process group), `disk` (a temporary
     folder), or `disk:FOLDER`, one that the servers can read, too; by default as suits where the servers run."""
     lora: Literal["auto", "adapters", "merged"] = "auto"
-    """What servers get of a model with `update.lora`: `adapters` alone, a small part of the bytes, which slows down
-    each token that they generate; or all weights with adapters `merged`. `auto` publishes adapters if the servers take
-    them and agree with the trainer."""
+    """What servers get of a model with `update.lora`: `adapters` alone, few bytes, which slow down each token; or all
+    weights with adapters `merged`. `auto` publishes adapters if the servers take them and agree with the trainer."""
     fp32_head: bool = False
-    """Servers compute logits in float32 (`--enable-fp32-lm-head`): logprobs are nearer to the trainer's, and the head's
-    products, which each token needs, take longer. Unmeasured."""
+    """Servers compute logits in float32 (`--enable-fp32-lm-head`): logprobs are nearer to the trainer's, tokens slower.
+    Unmeasured."""
     in_place: bool = False
     """Generations under way continue on new weights with the KV cache of the old ones; by default they read their
     tokens again."""
@@ -167,13 +166,12 @@ class BaseRolloutSettings(RunSections):
     """The inference engine: `torch` in this process, `sglang` in servers that are started for the run, or the addresses
     of running servers; `auto` is SGLang if it is installed and CUDA is available, and torch otherwise."""
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of products in the engine `torch`. `auto` is bfloat16 for a model of 100 million parameters and more on
-    a CPU that is measured to be faster with it, else float32, whose logprobs are exactly the trainer's."""
+    """Precision of products in the engine `torch`. `auto` is bfloat16 for 100 million parameters and more on a CPU that
+    is measured to be faster with it, else float32, whose logprobs are the trainer's."""
     deterministic: bool | None = None
-    """Compute so that a replay, and a resumed run, are the same to the last bit: in the engine `torch`, products whose
-    shape does not depend on the rest of the batch, and one thread. By default for models below 20 million parameters,
-    where it costs little; above, whole batches and as many threads as are measured to pay. SGLang servers on a GPU,
-    if `true`, run in their deterministic mode, which by SGLang's own account makes tokens a third slower."""
+    """A replay, and a resumed run, are the same to the last bit: by default for models below 20 million parameters,
+    where it costs little. If `true`, SGLang servers on a GPU run in their deterministic mode, which by SGLang's own
+    account makes tokens a third slower."""
     serving: ServingSettings = ServingSettings()
     stepper: str | None = None
     """A plug-in that runs between two turns instead of tools and feedback: `module:name`, or `folder/plugins.py:name`.
@@ -189,9 +187,8 @@ class BaseRolloutSettings(RunSections):
     limits: RolloutLimits = RolloutLimits()
     concurrency: ConcurrencySettings = ConcurrencySettings()
     max_retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """How often a rollout that infrastructure failed is run again before its group goes on without it; it is never
-    scored. One that a tool failed is replaced by one that called this tool as well, so that rollouts that do without it
-    are not preferred."""
+    """How often a rollout that infrastructure failed is run again before its group goes on without it. One that a tool
+    failed is replaced by one that called this tool as well: rollouts that do without it are not preferred."""
 
     @property
     def parts(self) -> tuple[RunPart, ...]:

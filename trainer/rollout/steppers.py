@@ -19,7 +19,7 @@ from gateway.native.tool_results import is_plain
 from gateway.session import AnySession
 from gateway.types import EMPTY, Context, Outcome, Part, Text, ToolCall, ToolResult, ToolSpec
 from trainer.engine.base import Sampling
-from trainer.ledger import Author, Ledger, Message
+from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.parse.base import Reply
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
@@ -46,6 +46,8 @@ class Turn:
     ledger: Ledger
     session: AnySession
     context: Context
+    max_tokens: int = 0
+    """The most tokens that the ledger may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,14 @@ class Step:
     keep_ids: int | None = None
     """How many ids of the continued turn to keep; by default all."""
     history: tuple[Message, ...] | None = None
-    """A whole new chat, instead of `messages`; starts a new ledger."""
+    """A whole new chat instead of the one so far; starts a new ledger. After it come `kept`, then `messages`."""
+    kept: tuple[Entry, ...] = ()
+    """Entries of the ledger so far that follow a new history as they are, up to the turn that `messages` answer. In the
+    new ledger their ids are context, which is not trained again."""
+    branch: str = ""
+    """What begins with a new history, in words, for those who look at the rollout."""
+    ignore_calls: bool = False
+    """The policy's next turn is asked for something else: calls in it are not made, and count for no limit."""
     parts: tuple[Part, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     reward: float | None = None

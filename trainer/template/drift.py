@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gateway.types import ToolCall
-from trainer.ledger import Author, Ledger
+from trainer.ledger import BRANCH, Author, Ledger
 from trainer.parse.base import Reply
 from trainer.template.chat_template import Tool
 from trainer.template.difference import mark_difference
@@ -96,7 +96,8 @@ def _split_into_parts(template: Template, ledger: Ledger) -> list[_Part]:
     for entry in ledger:
         text = template.tokenizer.decode(entry.ids)
         continues_turn = bool(parts) and parts[-1].is_turn
-        if entry.author is Author.POLICY or (continues_turn and not entry.messages):
+        is_turn = entry.author is Author.POLICY or entry.source == BRANCH
+        if is_turn or (continues_turn and not entry.messages):
             # Text that a plug-in inserted into an unfinished turn is part of that turn.
             before = parts.pop() if continues_turn else _Part(prefill, token, True)
             parts.append(_Part(before.text + text, before.token, True, entry.finish_reason))

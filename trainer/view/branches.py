@@ -1,17 +1,18 @@
-"""Names the ledgers of a rollout that an agent played: the main line, side calls, and forks of a turn."""
+"""Names the ledgers of a rollout: an agent's main line, side calls and forks; a history that was shortened."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainer.ledger import Author, Ledger
-from trainer.rollout.rollout import BRANCH, Rollout
+from trainer.ledger import BRANCH, Author, Ledger
+from trainer.rollout.rollout import Rollout
 
 
 def name_branches(rollout: Rollout) -> tuple[str, ...]:
-    """A name for each ledger; none if no agent played the rollout."""
+    """A name for each ledger; none if nobody has named any."""
     if "agent" not in rollout.infos:
-        return ()
+        names = [next((str(entry.info.get(BRANCH, "")) for entry in ledger), "") for ledger in rollout.ledgers]
+        return tuple(name or "the task's chat" for name in names) if any(names) else ()
     numbers = _turn_numbers(rollout)
     prefixes = [[ledger.ids[:end] for end in _turn_ends(ledger)] for ledger in rollout.ledgers]
     names = []

@@ -141,7 +141,7 @@ def _rollout_lines(rollout: Rollout, number: int, decode: Decode | None, credite
     for index, ledger in enumerate(rollout.ledgers):
         if rollout.earlier:
             began = ", where the policy saw a new history" if index else ""
-            began = f", {names[index]}" if names else began
+            began = f", {to_line(names[index])}" if names else began
             yield from (Line(""), Line(f"══ ledger {index}{began}: {len(ledger)} tokens", style="bold"))
         yield from _ledger_lines(rollout, index, decode, credited)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.ledger import Author, Entry, Ledger
-from trainer.rollout.rollout import BRANCH, EXCLUDED_SPANS, Rollout
+from trainer.ledger import BRANCH, Author, Entry, Ledger
+from trainer.rollout.rollout import EXCLUDED_SPANS, Rollout
 from trainer.storage.token_credit import CreditReader, CreditSpan, get_step
 from trainer.view.text import Decode, format_rewards, to_line
 

@@ -62,6 +62,7 @@ K8S = ("kubernetes", *BASE, "--image", "mtrl:1")
         (("slurm", *BASE, "--time", "8h"), {}, "'8h' is no time limit", "HH:MM:SS"),
         (("slurm", *BASE, "--time", "00:05:00"), {}, "no time limit of 10 minutes", "08:00:00"),
         (("slurm", *BASE, "--name", "My_Run"), {}, "no name that all schedulers take", "--name my-run"),
+        (("slurm", *BASE, "--sandboxes", 5), {}, "5 servers of sandboxes do not fit 4 nodes", "one a node"),
         (("slurm", *BASE, "--env", "A"), {}, "'A' is not NAME=VALUE", "NAME=VALUE"),
         (("slurm", *BASE, "--env", "A B=1"), {}, "'A B' is no name of a variable", "NAME=VALUE"),
         (("slurm", *BASE, "--sbatch", "nodes=9"), {}, "nodes is set by this command", "leave it out"),

@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.cluster import kubernetes
 from tests.plugins.cluster.jobs import HOSTILE, read_lines, write_job, write_program
 from tests.plugins.cluster.manifests import VERSIONS, read_manifests, validate
@@ -203,6 +204,29 @@ def test_workers_of_pods_and_rank_0_have_a_token_in_common_which_is_a_secret(run
     assert again == token, "pods of the earlier rendering have it"
     Path("kubernetes").rename("earlier")
     assert render(run)["Secret/run-workers"]["stringData"]["token"] != token
+
+
+def test_servers_of_sandboxes_are_behind_one_name_with_a_token_that_ranks_have(run: RunCommand, place: Path) -> None:
+    write_job(place)
+    manifests = render(run, "--sandboxes", 3)
+    for manifest in manifests.values():
+        validate(manifest)
+    servers, service = manifests["Deployment/run-sandboxes"]["spec"], manifests["Service/run-sandboxes"]["spec"]
+    assert servers["replicas"] == 3 and service["clusterIP"] == "None" and not service["publishNotReadyAddresses"]
+    assert service["selector"].items() <= servers["template"]["metadata"]["labels"].items()
+    pod = servers["template"]["spec"]
+    (volume,), (container,) = pod["volumes"], pod["containers"]
+    assert volume["secret"]["secretName"] == "run-sandboxes", "no volume of the run's"
+    env = {item["name"]: item for item in manifests["Job/run"]["spec"]["template"]["spec"]["containers"][0]["env"]}
+    port = container["ports"][0]["containerPort"]
+    assert env["MTRL_SANDBOXES"]["value"] == f"http://run-sandboxes:{port}" and str(port) in container["command"]
+    source = {"secretKeyRef": {"name": "run-sandboxes", "key": "token"}}
+    assert env["MTRL_SANDBOX_TOKEN"]["valueFrom"] == source
+    assert (Path("kubernetes") / "3-sandboxes.yaml").stat().st_mode & 0o077 == 0
+    token = manifests["Secret/run-sandboxes"]["stringData"]["token"]
+    assert render(run, "--sandboxes", 2)["Secret/run-sandboxes"]["stringData"]["token"] == token
+    settings = {"url": env["MTRL_SANDBOXES"]["value"], "token": token}
+    SandboxSettings.model_validate({"remote": settings})
 
 
 def start_pod(manifests: dict[str, dict[str, Any]], place: Path, port: int, **more: str) -> subprocess.Popen[str]:

@@ -14,6 +14,7 @@ from shlex import split
 import pytest
 import typer
 
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from tests.plugins.cluster.jobs import HOSTILE, read_lines, write_job, write_program
 from tests.trainer.cli_data import RunCommand
 from tests.waiting import wait_until
@@ -49,8 +50,15 @@ sys.exit(child.wait())
 SERVER = """
 import json, os, time
 with open("servers.jsonl", "a") as log:
-    log.write(json.dumps("MTRL_WORKER_TOKEN" in os.environ) + "\\n")
+    log.write(json.dumps("MTRL_WORKER_TOKEN" in os.environ or "MTRL_SANDBOX_TOKEN" in os.environ) + "\\n")
 time.sleep(100)
+"""
+SANDBOXES = """
+import json, os, sys
+file = sys.argv[sys.argv.index("--token-file") + 1]
+told = [sys.argv[1:], open(file).read().strip(), "MTRL_SANDBOX_TOKEN" in os.environ, oct(os.stat(file).st_mode & 0o777)]
+with open("sandboxes.jsonl", "a") as log:
+    log.write(json.dumps(told) + "\\n")
 """
 TRAINER = """
 import json, os, signal, sys, time
@@ -69,6 +77,11 @@ if "MTRL_PLACED_WORKERS" in os.environ:
         log.write(json.dumps([os.environ["MTRL_PLACED_WORKERS"], os.environ["MTRL_WORKER_TOKEN"]]) + "\\n")
 if os.environ["RANK"] != "0" and "MTRL_WORKER_TOKEN" in os.environ:
     sys.exit(9)
+if "MTRL_SANDBOXES" in os.environ:
+    while not os.path.exists("sandboxes.jsonl"):
+        time.sleep(0.01)
+    with open("rank-sandboxes.jsonl", "a") as log:
+        log.write(json.dumps([os.environ["MTRL_SANDBOXES"], os.environ["MTRL_SANDBOX_TOKEN"]]) + "\\n")
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
 with open("ranks.jsonl", "a") as log:
@@ -188,6 +201,25 @@ def test_script_starts_servers_then_ranks_and_resumes_a_run_that_has_begun(
     (place / "runs/run/run.json").write_text("{}")
     assert end(start(place)) == 0
     assert read_lines(place / "ranks.jsonl")[-1][0][-1] == "--resume"
+
+
+def test_servers_of_sandboxes_run_on_the_last_nodes_and_ranks_get_their_addresses_and_token(
+    run: RunCommand, place: Path, programs: Path
+) -> None:
+    write_job(place)
+    write_program(programs, "mtrl-gateway", SANDBOXES)
+    assert "servers of sandboxes: 3" in render(run, "--setup", "setup.sh", "--sandboxes", 3)
+    assert end(start(place)) == 0
+    (step,) = (step for step in read_lines(place / "steps.jsonl") if "--overlap" in step)
+    assert step["--nodelist"] == "n2,n3,n4" and step["--nodes"] == step["--ntasks"] == "3"
+    assert step["--cpus-per-task"] == "64" and step["--gres"] == "none", "ranks and engines keep the GPUs"
+    assert step["--output"] == f"{place}/runs/run/logs/sandboxes-%t.log"
+    (words, token, has_variable, mode), *_ = read_lines(place / "sandboxes.jsonl")
+    assert words[:5] == ["sandboxes", "--host", "0.0.0.0", "--port", "27507"] and not has_variable and mode == "0o600"
+    ((urls, token_of_rank),) = read_lines(place / "rank-sandboxes.jsonl")
+    assert urls == "http://n2:27507,http://n3:27507,http://n4:27507" and token_of_rank == token and len(token) == 48
+    SandboxSettings.model_validate({"remote": {"url": urls, "token": token}})
+    assert not any(read_lines(place / "servers.jsonl"))
 
 
 def test_workers_are_dealt_over_the_trainer_nodes_and_connect_to_rank_0(

@@ -20,6 +20,7 @@ from gateway.sandbox.choose_provider import choose_provider, find_provider_probl
 from gateway.sandbox.confined_process import SandboxEnded
 from gateway.sandbox.provider import LocalSandbox, Sandbox
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from mtrl_plugins.sandboxes import machines
 from tests.plugins.sandboxes.conftest import MOST, Served
 from tests.plugins.sandboxes.test_sandbox_providers import engine_calls
 from tests.sandbox.roots import make_root
@@ -101,8 +102,11 @@ async def test_files_of_a_sandbox_on_a_server_outlive_processes_that_were_ended(
     assert not running.leases
 
 
-async def test_frozen_files_take_no_place_of_a_sandbox_on_a_server(server: Served, reaper: Reaper) -> None:
+async def test_frozen_files_take_no_place_of_a_sandbox_on_a_server(
+    server: Served, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, running = server
+    monkeypatch.setattr(machines, "QUEUE_S", 0.1)
     provider = choose_provider(settings, reaper)
     kept = [await (await provider.start(settings, keeps_files=True)).freeze() for _ in range(MOST)]
     boxes = [await provider.start(settings, files_of=files) for files in kept]

@@ -26,7 +26,7 @@ from gateway.state.prepared_state import PreparedStates
 from gateway.state.state_hash import hash_state
 from gateway.toolset import Session, hash_session_state
 from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
-from mtrl_plugins.sandboxes import remote_provider
+from mtrl_plugins.sandboxes import machines, remote_provider
 from tests.conftest import Write
 from tests.plugins.sandboxes.conftest import LEASE_S, Served
 from tests.waiting import PATIENCE_S, wait_until
@@ -225,16 +225,20 @@ async def test_sandbox_of_a_client_that_is_gone_ends_with_its_lease(
         await wait_until(lambda: not running.leases)
         gone = await call(session, "python", code="x")
         assert gone.outcome is Outcome.UNAVAILABLE and "not there any more" in str(gone.reason)
-        assert (await call(session, "python", code="1")).text == "1"
+        after = await call(session, "python", code="1")
+        assert after.outcome is Outcome.UNAVAILABLE and "lost with its files" in str(after.reason)
 
 
-async def test_server_that_is_full_or_refuses_the_token_is_unavailable(server: Served) -> None:
+async def test_server_that_is_full_or_refuses_the_token_is_unavailable(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, _ = server
+    monkeypatch.setattr(machines, "QUEUE_S", 0.1)
     async with open_tools(settings) as first, open_tools(settings) as second, open_tools(settings) as third:
         await call(first, "python", code="1")
         await call(second, "python", code="1")
         full = await call(third, "python", code="1")
-        assert full.outcome is Outcome.UNAVAILABLE and "All 2 sandboxes are in use" in str(full.reason)
+        assert full.outcome is Outcome.UNAVAILABLE and "all 2 sandboxes of" in str(full.reason)
     assert settings.remote is not None
     wrong = settings.remote.model_copy(update={"token": SecretStr("wrong")})
     refused = settings.model_copy(update={"remote": wrong})

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.types import Outcome
-from mtrl_plugins.sandboxes.remote_provider import PATH
+from mtrl_plugins.sandboxes.machines import PATH
 from tests.plugins.sandboxes.conftest import TOKEN, Served
 from tests.plugins.sandboxes.test_sandbox_providers import call, open_tools
 

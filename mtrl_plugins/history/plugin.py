@@ -1,0 +1,5 @@
+"""What the plug-in `history` adds."""
+
+from gateway.plugins import Plugin
+
+PLUGIN = Plugin(name="history", run_sections={"history": "mtrl_plugins.history.settings:HistorySettings"})

@@ -1,0 +1,274 @@
+"""The machines of `remote`: which ones answer, how full each is, and which one starts the next sandbox.
+
+Each machine tells itself how many sandboxes it runs and may run, so that several gateways can share them. A sandbox
+stays on the machine that started it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import ssl
+from collections.abc import Collection, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cache
+from urllib.parse import urlsplit
+
+import anyio
+import httpx2
+from anyio import to_thread
+
+from gateway.errors import Unavailable
+from mtrl_plugins.sandboxes.settings import RemoteSettings
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/sandboxes"
+LOOK_S, LOOK_WITHIN_S = 1.0, 2.0
+"""How often machines are asked how full they are while sandboxes are started, and the time for an answer."""
+RETRY_S, MAX_RETRY_S = 10.0, 60.0
+"""When a machine that failed is asked again; each further failure doubles it."""
+RESOLVE_S = 10.0
+"""How often names are resolved: machines come and go behind one."""
+QUEUE_S = 60.0
+"""How long a start waits for room, but no longer than half of the time that its call has left."""
+SILENT_S, PROBES = 5.0, 3
+"""A request that takes longer asks whether the machine is there at all; this many questions may stay unanswered."""
+MAX_PROBLEMS = 5
+UNAUTHORIZED = 401
+
+
+@dataclass(eq=False, slots=True)
+class Machine:
+    """A server of sandboxes."""
+
+    url: str
+    """The address of its sandboxes."""
+    running: int = 0
+    """Its sandboxes, as it said itself, and those that were started or stopped from here since."""
+    most: int = 0
+    problem: str = ""
+    """Why it gets no new sandboxes for now."""
+    asked_at: float = -RETRY_S
+    pause_s: float = 0.0
+    """How long after `asked_at` it is asked again."""
+    failed_at: float = -RETRY_S
+    """When it answered that it could not start one: others are tried first for a while."""
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What is chosen first."""
+        return anyio.current_time() - self.failed_at < RETRY_S, self.running / self.most
+
+    def set_aside(self, problem: str) -> None:
+        """Gives it no new sandboxes until it answers again."""
+        if not self.problem:
+            log.warning("%s gets no new sandboxes: %s", self.name, problem)
+            self.asked_at, self.pause_s = anyio.current_time(), RETRY_S
+        self.problem = problem
+
+    def take_count(self, counts: Mapping[str, object]) -> None:
+        """Takes what it says of itself."""
+        running, most = counts["running"], counts["most"]
+        if not isinstance(running, int) or not isinstance(most, int) or most < 1:
+            raise ValueError("it is no server of sandboxes")
+        if self.problem:
+            log.warning("%s gets new sandboxes again", self.name)
+        self.running, self.most, self.problem, self.pause_s = running, most, "", LOOK_S
+
+
+class Machines:
+    """Chooses among all machines that the addresses of `remote` lead to."""
+
+    def __init__(self, remote: RemoteSettings) -> None:
+        self._remote = remote
+        self._known: dict[str, Machine] = {}
+        self._resolved_at = -RESOLVE_S
+        self._turn = anyio.Lock()
+        self._freed = anyio.Event()
+
+    async def choose(self, tried: Mapping[Machine, str], only: Machine | None = None) -> Machine:
+        """The least loaded machine, with a place taken on it; waits while all are full. Raises Unavailable."""
+        left_s = anyio.current_effective_deadline() - anyio.current_time()
+        wait_s, usable = min(QUEUE_S, left_s / 2), list[Machine]()
+        with anyio.move_on_after(wait_s):
+            async with AsyncExitStack() as stack:
+                if only is None:  # The first that waits looks for room; files wait for their own machine.
+                    await stack.enter_async_context(self._turn)
+                while True:
+                    machines = await self._look(only)
+                    usable = [machine for machine in machines if not machine.problem and machine not in tried]
+                    if not usable:
+                        raise Unavailable(f"no sandbox was started: {_describe_problems(machines, tried)}")
+                    if free := [machine for machine in usable if machine.running < machine.most]:
+                        random.shuffle(free)  # Other gateways choose, too.
+                        chosen = min(free, key=lambda machine: machine.rank)
+                        chosen.running += 1
+                        return chosen
+                    with anyio.move_on_after(LOOK_S):
+                        await self._freed.wait()
+        most = sum(machine.most for machine in usable)
+        text = f"all {most} sandboxes of {_names(usable)} are in use" if usable else "others wait for sandboxes"
+        remedy = "start more servers of sandboxes, raise their --most, or lower `concurrency.inflight_rollouts`"
+        raise Unavailable(f"{text}, and none became free within {wait_s:.0f} s: {remedy}")
+
+    def free(self, machine: Machine) -> None:
+        """Takes note that a sandbox has ended."""
+        machine.running -= 1
+        self._freed.set()
+        self._freed = anyio.Event()
+
+    async def _look(self, only: Machine | None) -> list[Machine]:
+        """Asks the machines that were not asked for a while; all that failed, if no other is left."""
+        now = anyio.current_time()
+        if now - self._resolved_at >= RESOLVE_S:
+            urls = await to_thread.run_sync(find_machines, self._remote, abandon_on_cancel=True)
+            self._known = {url: self._known.get(url) or Machine(url) for url in urls}
+            self._resolved_at = now
+        machines = [*self._known.values()] if only is None else [only]
+        are_lost = all(machine.problem for machine in machines)
+        due = [one for one in machines if now - one.asked_at >= (LOOK_S if are_lost else one.pause_s)]
+        if due:
+            async with open_client(self._remote) as http, anyio.create_task_group() as tasks:
+                for machine in due:
+                    tasks.start_soon(_ask, http, machine)
+        return machines
+
+
+async def _ask(http: httpx2.AsyncClient, machine: Machine) -> None:
+    machine.asked_at = anyio.current_time()
+    if machine.problem:
+        machine.pause_s = min(MAX_RETRY_S, 2 * machine.pause_s)
+    try:
+        with anyio.fail_after(LOOK_WITHIN_S):
+            answer = await http.get(machine.url)
+        if answer.is_success:
+            machine.take_count(answer.json())
+        else:
+            machine.set_aside(describe_answer(answer))
+    except (httpx2.HTTPError, TimeoutError, ValueError, KeyError, TypeError) as error:
+        machine.set_aside(describe_error(error))
+
+
+async def post_watched(http: httpx2.AsyncClient, machine: Machine, url: str, content: bytes) -> httpx2.Response:
+    """Posts, and waits for the answer as long as the machine answers other requests: one that hangs, or is cut off,
+    never ends a connection by itself. Raises httpx2.HTTPError."""
+    answer: httpx2.Response | httpx2.HTTPError = httpx2.ReadTimeout("the machine does not answer any more")
+
+    async def watch() -> None:
+        await anyio.sleep(SILENT_S)
+        silent = 0
+        while silent < PROBES:
+            try:
+                with anyio.fail_after(SILENT_S):
+                    await http.get(machine.url)
+                silent = 0
+                await anyio.sleep(SILENT_S)
+            except (httpx2.HTTPError, TimeoutError):
+                silent += 1
+        machine.set_aside("it does not answer any more")
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        try:
+            answer = await http.post(url, content=content)
+        except httpx2.HTTPError as error:
+            answer = error
+        tasks.cancel_scope.cancel()
+    if isinstance(answer, httpx2.HTTPError):
+        raise answer
+    return answer
+
+
+def find_machines(remote: RemoteSettings) -> list[str]:
+    """The addresses of all machines. A name of plain HTTP that stands for several addresses stands for as many of them;
+    one of HTTPS stays a name, for which its certificate is."""
+    urls = []
+    for address in remote.urls:
+        parts = urlsplit(address)
+        hosts = _resolve(parts.hostname or "", parts.port or 80) if parts.scheme == "http" else []
+        of_one = [f"[{host}]" if ":" in host else host for host in hosts] if len(hosts) > 1 else [None]
+        for host in of_one:
+            netloc = parts.netloc if host is None else f"{host}:{parts.port or 80}"
+            urls.append(parts._replace(netloc=netloc, path=parts.path.rstrip("/") + PATH).geturl())
+    return list(dict.fromkeys(urls))
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    """The addresses of a name, of IPv4 if it has several of them: a machine may have one of each kind."""
+    try:
+        found = [info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    except OSError:  # Whoever connects to it tells why.
+        return []
+    kinds = [sorted({str(one) for one in found if (":" in str(one)) is is_six}) for is_six in (False, True)]
+    return next((kind for kind in kinds if len(kind) > 1), [])
+
+
+def find_remote_problem(remote: RemoteSettings) -> str | None:
+    """Why machines cannot be used, with what to do; None if all can."""
+    problems = []
+    with httpx2.Client(headers=make_headers(remote), timeout=10.0, trust_env=False, verify=_make_tls()) as http:
+        for url in find_machines(remote):
+            try:
+                answer = http.get(url)
+                if answer.is_success:
+                    Machine(url).take_count(answer.json())
+                    continue
+                remedy = "correct `token`" if answer.status_code == UNAUTHORIZED else "see the server's log"
+                problems.append(f"{url}: {describe_answer(answer)}\n  remedy: {remedy}")
+            except httpx2.HTTPError as error:
+                reason = f"{url} cannot be reached: {describe_error(error)}"
+                problems.append(f"{reason}\n  remedy: start `mtrl-gateway sandboxes` there")
+            except (ValueError, KeyError, TypeError):
+                problems.append(f"{url} is no server of sandboxes\n  remedy: correct `url`")
+    others = f" ({len(problems) - 1} more machines fail)" if len(problems) > 1 else ""
+    return problems[0].replace("\n", f"{others}\n", 1) if problems else None
+
+
+def open_client(remote: RemoteSettings) -> httpx2.AsyncClient:
+    """A client that sends the token; whoever uses it sets deadlines."""
+    return httpx2.AsyncClient(headers=make_headers(remote), timeout=None, trust_env=False, verify=_make_tls())
+
+
+@cache
+def _make_tls() -> ssl.SSLContext:
+    """One for all: each would read all certificates, for which the event loop is held."""
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+def make_headers(remote: RemoteSettings) -> dict[str, str]:
+    """The headers of each request."""
+    token = {} if remote.token is None else {"authorization": f"Bearer {remote.token.get_secret_value()}"}
+    return {"content-type": "application/json", **token}
+
+
+def describe_answer(answer: httpx2.Response) -> str:
+    """An answer that is no success, for people."""
+    try:
+        error = answer.json()["error"]
+        return f"HTTP {answer.status_code}: {error['message']} {error.get('remedy', '')}".rstrip()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"HTTP {answer.status_code}"
+
+
+def describe_error(error: BaseException) -> str:
+    """An error of a request, for people."""
+    return "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+
+
+def _describe_problems(machines: Collection[Machine], tried: Mapping[Machine, str]) -> str:
+    shown = [f"{one.name}: {one.problem or tried[one]}" for one in [*machines][:MAX_PROBLEMS]]
+    more = len(machines) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more machines" if more > 0 else "")
+
+
+def _names(machines: Collection[Machine]) -> str:
+    return next(iter(machines)).name if len(machines) == 1 else f"{len(machines)} machines"

@@ -1,0 +1,73 @@
+"""A policy that calls a tool again and again, in a chat that its context does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from gateway.types import Text, ToolResult
+from mtrl_plugins.history.compaction import Compaction
+from mtrl_plugins.history.settings import HistorySettings
+from tests.trainer.conversations import make_template
+from tests.trainer.policy_scripts import HERMES, encode_turns, make_gateway, render_calls
+from trainer.engine.base import Sampling
+from trainer.engine.scripted import Answer, ScriptedEngine
+from trainer.ledger import Author
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout
+from trainer.rollout.settings import RolloutLimits
+from trainer.rollout.steppers import Stepper, ToolsAndFeedback
+from trainer.rollout.task import Task
+
+TEMPLATE = make_template(HERMES)
+TASK = Task("t", ({"role": "system", "content": "You read."}, {"role": "user", "content": "Read all pages."}))
+REQUEST = "SUMMARISE NOW"
+
+
+async def read(page: int, words: int) -> ToolResult:
+    """Reads a page."""
+    return ToolResult((Text(f"page {page}: " + "word " * words),), reward=float(page))
+
+
+def read_pages(words: Sequence[int], summary: str = "I read some pages.", last: str = "All read.") -> Any:
+    """The turns of a policy that reads pages of so many words, and summarises when it is asked to."""
+    turns = iter([render_calls(("read", {"page": page, "words": count})) for page, count in enumerate(words)])
+
+    def write(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
+        asked = TEMPLATE.tokenizer.decode(ids).rpartition("<|im_start|>user")[2]
+        text = summary if REQUEST in asked and "assistant" in asked[-30:] else next(turns, last)
+        return encode_turns(TEMPLATE, text)[0]
+
+    return write
+
+
+async def play(
+    policy: Any, *, stepper: Stepper | None = None, rollout_tokens: int = 1200, turn_tokens: int = 60, **settings: Any
+) -> tuple[Rollout, ScriptedEngine]:
+    """One rollout whose history is shortened."""
+    history = HistorySettings(request=REQUEST, **settings)
+    limits = RolloutLimits(
+        assistant_turns=60, tool_calls=60, user_turns=0, rollout_tokens=rollout_tokens, turn_tokens=turn_tokens
+    )
+    with anyio.fail_after(60):
+        async with make_gateway(read) as gateway, ScriptedEngine(policy) as engine:
+            wrapped = Compaction(history, stepper or ToolsAndFeedback())
+            runner = RolloutRunner(engine, TEMPLATE, gateway, limits, stepper=wrapped)  # type: ignore[arg-type]
+            return await runner.run(TASK, group="g"), engine
+
+
+def texts(rollout: Rollout, ledger: int) -> list[tuple[str, str]]:
+    """Each entry of a ledger with its author."""
+    return [(entry.author.value, TEMPLATE.tokenizer.decode(entry.ids)) for entry in rollout.ledgers[ledger]]
+
+
+def sampled_turns(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The policy's turns, each with the ids before it."""
+    return [
+        (ledger.ids[:start], entry.ids)
+        for ledger in rollout.ledgers
+        for start, entry in zip(ledger.starts, ledger, strict=True)
+        if entry.author is Author.POLICY
+    ]

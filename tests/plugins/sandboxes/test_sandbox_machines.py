@@ -1,0 +1,341 @@
+"""Sandboxes over several machines: the least loaded starts one, and a machine that is lost is no policy's failure."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import psutil
+import pytest
+
+from gateway.build import build_plan
+from gateway.config.models import Limits
+from gateway.errors import Unavailable
+from gateway.gateway import Gateway
+from gateway.limits import LimitedToolset
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
+from gateway.process.reaper import Reaper
+from gateway.sandbox.cgroups import PREFIX, find_parent
+from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
+from gateway.sandbox.grade_settings import GradeSettings
+from gateway.sandbox.grader import Grader
+from gateway.sandbox.provider import Sandbox, SandboxProvider, opened
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_statistics import STATISTICS
+from gateway.tool_table import Source
+from gateway.types import Outcome, Task, ToolCall
+from mtrl_plugins.sandboxes import machines
+from mtrl_plugins.sandboxes.machines import find_machines
+from tests.plugins.sandboxes.machine_servers import ServerProcess, can_make_machines, separate_machine, settings_of
+from tests.plugins.sandboxes.test_roots_and_files import shell
+from tests.trainer.policy_scripts import make_tasks, render_calls, script_by_task
+from tests.trainer.rollout_harness import BlockingTool, RolloutHarness
+from tests.waiting import PATIENCE_S, wait_until
+from trainer.rollout.rollout import StopReason
+
+StartServer = Callable[..., ServerProcess]
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    started: list[ServerProcess] = []
+
+    def start(*options: object, **more: Any) -> ServerProcess:
+        started.append(ServerProcess(tmp_path, *options, **more))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+async def reaper() -> AsyncIterator[Reaper]:
+    reaper = Reaper()
+    yield reaper
+    with anyio.CancelScope(shield=True):
+        await reaper.stop()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that do not answer are given up soon, and asked again soon."""
+    monkeypatch.setattr(machines, "LOOK_S", 0.1)
+    monkeypatch.setattr(machines, "SILENT_S", 1.0)
+    monkeypatch.setattr(machines, "RETRY_S", 0.2)
+    monkeypatch.setattr(machines, "MAX_RETRY_S", 0.2)
+
+
+async def start_all(provider: SandboxProvider, settings: SandboxSettings, count: int) -> list[Sandbox]:
+    boxes: list[Sandbox] = []
+
+    async def start() -> None:
+        boxes.append(await provider.start(settings))
+
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(count):
+                tasks.start_soon(start)
+    return boxes
+
+
+async def stop_all(boxes: list[Sandbox]) -> None:
+    for box in boxes:
+        await box.stop()
+
+
+def places(boxes: list[Sandbox]) -> Counter[str]:
+    """How many of the sandboxes each machine has."""
+    return Counter(box.machine.name for box in boxes)  # type: ignore[attr-defined]
+
+
+async def test_starts_are_dealt_by_load_and_wait_for_room_until_a_deadline(
+    start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = start_server("--most", 2), start_server("--most", 4)
+    settings = settings_of(small, large)
+    provider, other = choose_provider(settings, reaper), choose_provider(settings, reaper)
+    boxes = await start_all(provider, settings, 3)
+    assert places(boxes) == {small.name: 1, large.name: 2}
+    boxes += await start_all(other, settings, 3)  # Another gateway, which asks how full the machines are.
+    assert places(boxes) == {small.name: 2, large.name: 4}
+    counts = {name: count for name, count in STATISTICS.machines.items() if count}
+    assert counts == places(boxes)
+    waiting: list[Sandbox] = []
+
+    async def wait() -> None:
+        waiting.extend(await start_all(provider, settings, 2))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        freed = places(boxes[:1]) + places(boxes[3:4])
+        await stop_all([boxes.pop(3), boxes.pop(0)])
+    assert places(waiting) == freed
+    monkeypatch.setattr(machines, "QUEUE_S", 0.3)
+    with pytest.raises(Unavailable, match=r"all 6 sandboxes of 2 machines are in use.*--most"):
+        await provider.start(settings)
+    await stop_all(boxes + waiting)
+    assert not any(STATISTICS.machines.values())
+
+
+async def test_start_takes_no_more_than_half_of_its_calls_time_to_wait(
+    start_server: StartServer, reaper: Reaper
+) -> None:
+    settings = settings_of(start_server("--most", 1))
+    provider = choose_provider(settings, reaper)
+    async with opened(provider, settings):
+        began = anyio.current_time()
+        with pytest.raises(Unavailable, match="none became free within 2 s"), anyio.fail_after(4):
+            await provider.start(settings)
+        assert anyio.current_time() - began < 4
+
+
+SHELL = {"sandbox_tools": ["shell"], "timeout_s": 40}
+
+
+def make_gateway(folder: Path, settings: SandboxSettings, tool: BlockingTool) -> Gateway:
+    """A gateway with the tools `shell` and `block`, with the retries that tools have by default."""
+    assert settings.remote is not None
+    remote = {"url": settings.remote.url, "token": settings.remote.token.get_secret_value()}
+    (folder / "box.yaml").write_text(json.dumps({"tools": [SHELL | {"sandbox": {"remote": remote}}]}))
+    plan = build_plan([folder / "box.yaml"], None)
+    blocking = LimitedToolset(NativeToolset([FunctionTool(tool.block)]), Limits(timeout_s=PATIENCE_S))
+    return Gateway([*plan.sources, Source("blocking", blocking)], services=plan.services)
+
+
+@pytest.mark.parametrize("loss", ["killed", "hangs"])
+async def test_rollouts_of_a_machine_that_is_lost_are_played_again_on_others(
+    loss: str, start_server: StartServer, tmp_path: Path, quick: None
+) -> None:
+    lost, other, tool = start_server(), start_server(), BlockingTool()
+    turns = (
+        render_calls(("shell", {"command": "echo mine > f"})),
+        render_calls(("block", {"name": "loss"})),
+        render_calls(("shell", {"command": "cat f"})),
+        "done",
+    )
+    async with make_gateway(tmp_path, settings_of(lost, other), tool) as gateway:
+        harness = RolloutHarness(script_by_task({"*": turns}), gateway)
+        with anyio.fail_after(3 * PATIENCE_S):
+            async with harness.make_scheduler(3).submit(make_tasks("a", "b")) as groups:
+                await wait_until(lambda: tool.waiting["loss"] == 6)
+                assert STATISTICS.machines[lost.name] == STATISTICS.machines[other.name] == 3
+                if loss == "killed":
+                    lost.kill()
+                else:
+                    lost.send(signal.SIGSTOP)
+                tool.event("loss").set()
+                finished = [group async for group in groups]
+        assert STATISTICS.machines[lost.name] == STATISTICS.machines[other.name] == 0
+    assert [len(group.rollouts) for group in finished] == [3, 3]
+    failed = [rollout for group in finished for rollout in group.failed]
+    assert [rollout.stop for rollout in failed] == [StopReason.TOOL_FAILED] * 3
+    assert all(rollout.reward is None for rollout in failed)
+    for rollout in (rollout for group in finished for rollout in group.rollouts):
+        answers = [message["content"] for message in rollout.ledger.messages if message["role"] == "tool"]
+        assert answers == ["[no output]", "released", "mine"]
+
+
+async def test_call_of_a_machine_that_was_lost_is_not_repeated_in_an_empty_sandbox(
+    start_server: StartServer, tmp_path: Path, quick: None
+) -> None:
+    lost = start_server()
+    async with make_gateway(tmp_path, settings_of(lost), BlockingTool()) as gateway, gateway.open(Task()) as session:
+
+        async def call(command: str) -> Any:
+            return await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
+
+        assert (await call("echo mine > f; cat f")).text == "mine"
+        lost.kill()
+        lost.start()
+        for _ in range(2):
+            result = await call("ls")
+            assert result.outcome is Outcome.UNAVAILABLE and "lost with its files" in str(result.reason)
+    async with make_gateway(tmp_path, settings_of(lost), BlockingTool()) as gateway, gateway.open(Task()) as session:
+        assert (await call("ls")).text == "[no output]", "a machine that comes back is used again"
+
+
+@pytest.mark.skipif(not can_make_machines(), reason="needs the right to make network namespaces")
+async def test_machine_that_is_cut_off_ends_its_call_and_is_used_again_once_it_is_back(
+    tmp_path: Path, reaper: Reaper, quick: None
+) -> None:
+    with separate_machine(tmp_path, 1) as (cut, route), separate_machine(tmp_path, 2) as (other, _):
+        settings = settings_of(cut, other)
+        provider = choose_provider(settings, reaper)
+        boxes = await start_all(provider, settings, 2)
+        assert places(boxes) == {cut.name: 1, other.name: 1}
+        (box,) = (box for box in boxes if places([box]) == {cut.name: 1})
+        results: list[BaseException] = []
+
+        async def run() -> None:
+            try:
+                await box.run(("sleep", "600"), b"", 900.0)
+            except Exception as error:
+                results.append(error)
+
+        with anyio.fail_after(PATIENCE_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                await anyio.wait_all_tasks_blocked()
+                await anyio.run_process([word.format("add") for word in route])
+        assert "does not answer any more" in str(results), "long before its deadline"
+        more = await start_all(provider, settings, 3)
+        assert places(more) == {other.name: 3}
+        await anyio.run_process([word.format("delete") for word in route])
+        with anyio.fail_after(PATIENCE_S):
+            while places(back := await start_all(provider, settings, 1)) != {cut.name: 1}:
+                await stop_all(back)
+        await stop_all(boxes + more + back)
+
+
+async def test_machines_with_a_wrong_token_or_other_settings_are_told_and_others_are_used(
+    start_server: StartServer, reaper: Reaper, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "other").mkdir()
+    strange, narrow, wide = start_server(), start_server("--most", 8), start_server("--allow-host", "pypi.org")
+    strange.kill()
+    strange.token_file.write_text("another-token-of-the-tests")
+    strange.start()
+    settings = settings_of(strange, narrow, wide, network=["pypi.org"])
+    problem = str(find_provider_problem(settings))
+    assert strange.name in problem and "correct `token`" in problem
+    provider = choose_provider(settings, reaper)
+    boxes = await start_all(provider, settings, 4)
+    assert places(boxes) == {wide.name: 4}, "the other one does not allow the host"
+    assert f"{strange.name} gets no new sandboxes: HTTP 401" in caplog.text
+    with pytest.raises(Unavailable, match=f"{narrow.name}: HTTP 422.*does not allow hosts"):
+        await choose_provider(settings_of(narrow), reaper).start(settings_of(narrow, network=["pypi.org"]))
+    await stop_all(boxes)
+
+
+async def test_files_stay_on_their_machine_and_are_graded_there(start_server: StartServer, reaper: Reaper) -> None:
+    one, two = start_server("--most", 1), start_server("--most", 1)
+    settings = settings_of(one, two)
+    provider = choose_provider(settings, reaper)
+    grade = GradeSettings.model_validate(
+        {"command": ["sh", "-c", "mkdir -p /rollout/v; cat /rollout/answer > /rollout/v/reward.txt"],
+         "artifacts": ["/rollout/answer"], "reward": "/rollout/v", "timeout_s": 20}
+    )  # fmt: skip
+    async with AsyncExitStack() as stack:
+        box = await provider.start(settings, keeps_files=True)
+        await shell(box, "echo 0.5 > answer")
+        home = box.machine.name  # type: ignore[attr-defined]
+        kept = await box.freeze()
+        stack.push_async_callback(kept.close)
+        assert (await Grader(grade, settings, provider).grade(kept)).reward == 0.5
+        again = await provider.start(settings, files_of=kept)
+        assert places([again]) == {home: 1} and await shell(again, "cat answer") == "0.5"
+        await again.stop()
+        (one if home == one.name else two).kill()
+        with pytest.raises(Unavailable, match="cannot be graded"):
+            await Grader(grade, settings, provider).grade(kept)
+        async with opened(provider, settings):
+            pass
+
+
+async def test_name_with_several_addresses_is_as_many_machines(
+    start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start_server("--most", 1, host="127.0.0.2")
+    second = start_server("--most", 1, host="127.0.0.3", port=first.port)
+    resolve, shown = socket.getaddrinfo, ["127.0.0.2"]
+
+    def getaddrinfo(host: Any, port: Any, *words: Any, **more: Any) -> Any:
+        names = shown if host == "sandboxes.internal" else [host]
+        return [found for name in names for found in resolve(name, port, *words, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(machines, "RESOLVE_S", 0.0)
+    settings = settings_of(f"http://sandboxes.internal:{first.port}")
+    provider = choose_provider(settings, reaper)
+    assert settings.remote is not None and find_machines(settings.remote) == [
+        f"http://sandboxes.internal:{first.port}/v1/sandboxes"
+    ]
+    shown.append("127.0.0.3")
+    boxes = await start_all(provider, settings, 2)
+    assert places(boxes) == {first.name: 1, second.name: 1}
+    await stop_all(boxes)
+    tls = settings_of("https://sandboxes.internal/a/")
+    assert tls.remote is not None and find_machines(tls.remote) == ["https://sandboxes.internal/a/v1/sandboxes"]
+
+
+def count_of(processes: list[psutil.Process], folder: Path) -> dict[str, int]:
+    """What the gateway and servers of sandboxes hold: nothing of it may grow."""
+    groups = [group for one in processes for group in (find_parent() or folder).glob(f"{PREFIX}{one.pid}-*")]
+    return {
+        "descriptors": sum(one.num_fds() for one in processes),
+        "children": sum(len(one.children(recursive=True)) for one in processes),
+        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "groups": len(groups),
+        "files": len([*folder.iterdir()]),
+    }
+
+
+async def test_200_starts_leave_nothing(
+    start_server: StartServer, reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    servers = [start_server(), start_server()]
+    settings = settings_of(*servers)
+    provider = choose_provider(settings, reaper)
+    processes = [psutil.Process(), *(psutil.Process(server.process.pid) for server in servers)]
+    counts = []
+    for count in (8, 8, *[20] * 9):
+        boxes = await start_all(provider, settings, count)
+        await stop_all(boxes)
+        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {servers[0].token_file.read_text()}"}) as http:
+            for server in servers:
+                assert (await http.get(f"{server.url}/v1/sandboxes")).json()["running"] == 0
+        counts.append(count_of(processes, folder))
+    assert all(counts[-1][name] <= counts[1][name] + (4 if name == "descriptors" else 0) for name in counts[0]), counts
