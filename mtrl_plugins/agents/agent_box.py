@@ -222,7 +222,7 @@ def find_boxed_task(session: AnySession) -> BoxedTask | None:
     return next((each for each in sessions.values() if isinstance(each, BoxedTask)), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndpointProvider:
     """Starts the boxes of a rollout: its agent's program is seen in each, and its endpoint is served there."""
 
