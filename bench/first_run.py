@@ -44,6 +44,7 @@ NETWORK_FILES = ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc
 ENTER = """
 set -e; cd {root}; mount --rbind . .; cd .
 mount --rbind /dev dev; mount --rbind /sys sys; mount -t proc proc proc; mount -t tmpfs tmpfs tmp
+for folder in {folders}; do mkdir -p ".$folder"; mount --bind -o ro "$folder" ".$folder"; done
 mkdir -p .before; pivot_root . .before; umount -l /.before
 "$@"
 exit $?
@@ -86,12 +87,18 @@ def measure(command: str, clone: Path, home: Path, root: Path | None) -> dict[st
     script = f"cd {shlex.quote(str(inside / clone.name))} && {command}"
     words = ["env", "-i", *(f"{name}={value}" for name, value in env.items()), "bash", "-c", script]
     if root:
-        words = ["unshare", "-mpf", "bash", "-c", ENTER.format(root=shlex.quote(str(root))), "enter", *words]
+        enter = ENTER.format(root=shlex.quote(str(root)), folders=shlex.join(find_package_folders()))
+        words = ["unshare", "-mpf", "bash", "-c", enter, "enter", *words]
     before, began = getrusage(RUSAGE_CHILDREN), time.monotonic()
     status = subprocess.run(words, stdout=sys.stderr, timeout=TIMEOUT_S, check=False).returncode
     after = getrusage(RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"cpu_s": round(cpu_s), "wall_s": round(time.monotonic() - began), "status": status}
+
+
+def find_package_folders() -> list[str]:
+    """Where pip finds packages on this machine, beside its index."""
+    return [word for word in os.environ.get("PIP_FIND_LINKS", "").split() if Path(word).is_dir()]
 
 
 def make_debian(root: Path) -> Path:

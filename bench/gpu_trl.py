@@ -26,9 +26,17 @@ TIMEOUT_S = 300.0
 
 
 def measure_trl_update(
-    model: Path, rows: Sequence[BatchRow], siblings: int, update: UpdateSettings, updates: int
+    model: Path,
+    rows: Sequence[BatchRow],
+    siblings: int,
+    update: UpdateSettings,
+    updates: int,
+    timeout_s: float = TIMEOUT_S,
 ) -> Mapping[str, Any]:
-    """TRL's version, seconds of each step and gradient norm; RuntimeError if it cannot be installed or fails."""
+    """TRL's version, seconds of each step by the clock and of all cores, and gradient norm.
+
+    Raises RuntimeError if it cannot be installed or fails.
+    """
     rows_at_once = micro_batch_rows(len(rows), max(len(row.ids) for row in rows), update.micro_batch_tokens)
     job = {
         "model": str(model),
@@ -46,7 +54,7 @@ def measure_trl_update(
         file, out = Path(folder) / "job.json", Path(folder) / "result.json"
         file.write_text(json.dumps(job))
         command = [python, str(ROOT / "bench" / "trl_update.py"), str(file), str(out)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
         if done.returncode:
             raise RuntimeError(f"TRL ended with {done.returncode}: {done.stderr[-1500:]}")
         return {**json.loads(out.read_text()), "rows_at_once": rows_at_once}

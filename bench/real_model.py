@@ -1,77 +1,130 @@
-"""The embedded engine beside Hugging Face's `generate` with a real model of 135 million parameters, on one core.
+"""The embedded engine and the update with a real model of 135 million parameters, beside peers, on a CPU.
 
-python bench/real_model.py            # a few minutes; prints a table
+python bench/real_model.py                  # a quarter of an hour; writes bench/results/real_model.{json,md}
+python bench/real_model.py --only engine    # or update; writes nothing without --out
+
+Engines cost core-milliseconds a token, beside Hugging Face's `generate` and an SGLang server (`make sglang`). An update
+on given rows costs core-seconds and seconds, beside TRL's on the same rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import anyio
-import torch
-from transformers import PreTrainedModel, __version__
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from mtrl_plugins.demo.real.fetch_model import PACKAGE, fetch_model
-from trainer.engine.base import Sampling
-from trainer.engine.torch.torch_engine import TorchEngine
-from trainer.model import configure_torch, load_model
+import anyio  # noqa: E402
+import psutil  # noqa: E402
+import torch  # noqa: E402
+from gpu_trl import measure_trl_update  # noqa: E402
+from gpu_workload import ModelShape, make_batch  # noqa: E402
+from peers import trl  # noqa: E402
+from step_costs import core_seconds  # noqa: E402
+from transformers import PreTrainedModel  # noqa: E402
 
+from mtrl_plugins.demo.real.fetch_model import PACKAGE, fetch_model  # noqa: E402
+from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
+from trainer.engine.base import Sampling  # noqa: E402
+from trainer.engine.sglang.http_client import SGLangClient  # noqa: E402
+from trainer.engine.sglang.launch import TESTED  # noqa: E402
+from trainer.engine.sglang.server_process import ServerOptions, ServerProcess  # noqa: E402
+from trainer.engine.torch.threads import choose_threads, use_threads  # noqa: E402
+from trainer.engine.torch.torch_engine import TorchEngine  # noqa: E402
+from trainer.model import configure_torch, load_model  # noqa: E402
+from trainer.policy.policy import Policy  # noqa: E402
+from trainer.policy.settings import UpdateSettings  # noqa: E402
+from trainer.policy.update import PolicyUpdater  # noqa: E402
+
+RESULTS = ROOT / "bench" / "results"
 PROMPT, LONG_PROMPT = 200, 1000
 DECODED = {1: 32, 16: 16, 64: 8}
 """Sequences at once, and the ids that each of them decodes."""
 TRIES = 3
+ROWS = ModelShape("135M", 576, 30, 9, 1536, 49152, groups=1, siblings=8, turns=2, prompt=600, written=50, reply=50)
+"""Eight rollouts of a task: 600 tokens are the same in all."""
+UPDATES = 3
 Prompts = list[list[int]]
+Play = Callable[[Prompts, int], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """Who generates, and the core-seconds that it has used so far."""
+
+    play: Play
+    core_s: Callable[[], float] = time.process_time
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="another model's folder")
-    parser.add_argument("--json", type=Path, help="where the figures are written")
+    parser.add_argument("--only", choices=("engine", "update"))
+    parser.add_argument("--out", type=Path, help="the folder for the results")
     args = parser.parse_args()
     configure_torch()
-    model = load_model(args.model or fetch_model())
-    model.generation_config.eos_token_id = None  # type: ignore[union-attr]
-    with torch.inference_mode():
-        figures = anyio.run(measure, model)
-    figures |= {"floor": measure_floors(model)}
-    print(format_figures(figures))
-    if args.json:
-        about = {"date": time.strftime("%Y-%m-%d"), "model": PACKAGE, "torch": torch.__version__, "hf": __version__}
-        args.json.write_text(json.dumps({"about": about, "core_ms_a_token": figures}, indent=1) + "\n")
+    folder = args.model or fetch_model()
+    out = args.out or (None if args.only else RESULTS)
+    machine = f"{os.cpu_count()} cores, {platform.machine()}; load {os.getloadavg()[0]:.1f} before the run"
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "model": PACKAGE, "machine": machine}
+    if args.only != "update":
+        model = load_model(folder)
+        model.generation_config.eos_token_id = None
+        with torch.inference_mode():
+            found["engine"] = anyio.run(measure_engines, folder, model) | {"floor": measure_floors(model)}
+        versions += f", SGLang {TESTED[-1]}"
+    if args.only != "engine":
+        found["update"] = measure_updates(folder)
+        versions += f", TRL {found['update']['TRL']['version']}"
+    found["versions"] = versions
+    text = format_results(found)
+    print(text)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "real_model.json").write_text(json.dumps(found, indent=1) + "\n")
+        (out / "real_model.md").write_text(text)
 
 
-async def measure(model: PreTrainedModel) -> dict[str, dict[str, float]]:
-    """Core-milliseconds a token of each contestant, who take turns."""
-    async with (
-        TorchEngine(model, deterministic=False, cache_bytes=0) as engine,
-        TorchEngine(model, deterministic=True, cache_bytes=0) as exact,
-    ):
+async def measure_engines(folder: Path, model: PreTrainedModel) -> dict[str, dict[str, float]]:
+    """Core-milliseconds a token of each contestant."""
+    samples: dict[str, dict[str, list[float]]] = {}
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(TorchEngine(model, deterministic=False, cache_bytes=0))
+        exact = await stack.enter_async_context(TorchEngine(model, deterministic=True, cache_bytes=0))
         contestants = {
-            "mtrl": lambda prompts, new: _play(engine, prompts, new),
-            "mtrl, deterministic": lambda prompts, new: _play(exact, prompts, new),
-            "transformers": lambda prompts, new: _generate(model, prompts, new),
+            "mtrl": Contestant(lambda prompts, new: _play(engine, prompts, new)),
+            "mtrl, deterministic": Contestant(lambda prompts, new: _play(exact, prompts, new)),
+            "transformers": Contestant(lambda prompts, new: _generate(model, prompts, new)),
+            "SGLang": await stack.enter_async_context(_open_server(folder)),
         }
-        samples: dict[str, dict[str, list[float]]] = {name: {} for name in contestants}
         for attempt in range(TRIES):
-            for name, play in contestants.items():
-                for figure, value in await _measure_once(play, attempt):
-                    samples[name].setdefault(figure, []).append(value)
+            for name, contestant in contestants.items():
+                print(f"engine, round {attempt + 1} of {TRIES}: {name}", file=sys.stderr, flush=True)
+                for figure, value in await _measure_once(contestant, attempt):
+                    samples.setdefault(name, {}).setdefault(figure, []).append(value)
     return {name: {figure: median(values) for figure, values in found.items()} for name, found in samples.items()}
 
 
-async def _measure_once(play: Any, attempt: int) -> list[tuple[str, float]]:
+async def _measure_once(contestant: Contestant, attempt: int) -> list[tuple[str, float]]:
     async def cost(prompts: Prompts, new: int) -> float:
-        began = time.process_time()
-        await play(prompts, new)
-        return 1000 * (time.process_time() - began)
+        began = contestant.core_s()
+        await contestant.play(prompts, new)
+        return 1000 * (contestant.core_s() - began)
 
     await cost(_draw_prompts(1, 8, attempt), 2)
     found = []
@@ -109,6 +162,25 @@ async def _generate(model: Any, prompts: Prompts, new: int) -> None:
     )
 
 
+@asynccontextmanager
+async def _open_server(folder: Path) -> AsyncIterator[Contestant]:
+    """An SGLang server that keeps nothing of a prompt, and gets all prompts in one request."""
+    options = ServerOptions(context=LONG_PROMPT + 100, cache_tokens=32768, extra=("--disable-radix-cache",))
+    with TemporaryDirectory() as place:
+        async with (
+            ServerProcess(folder, options, log=Path(place) / "log") as server,
+            SGLangClient(server.url) as client,
+        ):
+
+            async def play(prompts: Prompts, new: int) -> None:
+                params = {"max_new_tokens": new, "temperature": 1.0, "ignore_eos": True}
+                answers = await client.post("/generate", {"input_ids": prompts, "sampling_params": params}, within=600)
+                if any(len(answer["output_ids"]) != new for answer in answers):
+                    raise RuntimeError("the server stopped early")
+
+            yield Contestant(play, lambda: core_seconds(psutil.Process(server.pid)))
+
+
 def measure_floors(model: PreTrainedModel) -> dict[str, float]:
     """What products of the model's size cost alone, and reading its weights once."""
     weights = [value for value in model.parameters() if value.ndim == 2]
@@ -125,15 +197,55 @@ def measure_floors(model: PreTrainedModel) -> dict[str, float]:
     return floors
 
 
-def format_figures(figures: dict[str, dict[str, float]]) -> str:
-    """Core-milliseconds a token, and ours over transformers'."""
-    names = list(figures)
-    lines = [f"| core-ms a token | {' | '.join(names)} | transformers to mtrl |", "|---|" + "--:|" * (len(names) + 1)]
-    for figure, value in figures["mtrl"].items():
-        cells = [f"{figures[name][figure]:.2f}" if figure in figures[name] else "" for name in names]
-        lines.append(f"| {figure} | {' | '.join(cells)} | {figures['transformers'][figure] / value:.2f} |")
-    return "\n".join(lines)
+def measure_updates(folder: Path) -> dict[str, dict[str, Any]]:
+    """Core-seconds and seconds of an update on the same rows, and its gradient norm; the first one warms up."""
+    settings = UpdateSettings(lr=1e-6, micro_batch_tokens=8192)
+    policy = Policy.load(folder, settings)
+    batch = make_batch(ROWS)
+    updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
+    norm, steps = 0.0, []
+    threads = choose_threads(policy.model)
+    with use_threads(threads):
+        for number in range(UPDATES + 1):
+            core, wall = time.process_time(), time.perf_counter()
+            metrics = updater.train_step(batch)
+            steps.append((time.process_time() - core, time.perf_counter() - wall))
+            norm = norm if number else metrics["update/grad_norm"]
+        rows = updater.last_rows
+        del policy, updater
+        trl()
+        peer = measure_trl_update(folder, rows, ROWS.siblings, settings, UPDATES + 1, timeout_s=1800)
+    costs = {"mtrl": steps, "TRL": list(zip(peer["steps_core_s"], peer["steps_s"], strict=True))}
+    found = {
+        name: {"core_s": median(core for core, _ in some[1:]), "wall_s": median(wall for _, wall in some[1:])}
+        for name, some in costs.items()
+    }
+    about = {"mtrl": {"grad_norm": norm}, "TRL": {"grad_norm": peer["grad_norm"], "version": peer["version"]}}
+    return {name: {**found[name], **about[name], "threads": threads} for name in found}
+
+
+def format_results(found: dict[str, Any]) -> str:
+    """Tables in Markdown."""
+    about = "; ".join(found[name] for name in ("date", "model", "machine", "versions"))
+    lines = ["# A real model on a CPU", "", about]
+    if engine := found.get("engine"):
+        names = list(engine)
+        peers = [name for name in names if name in ("transformers", "SGLang")]
+        ratios = " | ".join(f"{name} to mtrl" for name in peers)
+        lines += ["", f"| core-ms a token | {' | '.join(names)} | {ratios} |"]
+        lines.append("|---|" + "--:|" * (len(names) + len(peers)))
+        for figure, value in engine["mtrl"].items():
+            cells = [f"{engine[name][figure]:.2f}" if figure in engine[name] else "" for name in names]
+            cells += [f"{engine[name][figure] / value:.2f}" for name in peers]
+            lines.append(f"| {figure} | {' | '.join(cells)} |")
+    if update := found.get("update"):
+        ours, theirs = update["mtrl"], update["TRL"]
+        shape = f"{ROWS.siblings} rows, {ROWS.prompt} tokens the same in all, {ours['threads']} threads"
+        lines += ["", f"| an update: {shape} | mtrl | TRL | TRL to mtrl |", "|---|--:|--:|--:|"]
+        for key, title in (("core_s", "core-s"), ("wall_s", "s"), ("grad_norm", "gradient norm")):
+            lines.append(f"| {title} | {ours[key]:.2f} | {theirs[key]:.2f} | {theirs[key] / ours[key]:.2f} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,12 +1,12 @@
-"""What more processes bring, in ratios: ranks, rollout workers, plans against measured steps, ways to publish.
+"""What more processes bring, in ratios: ranks, rollout workers, ways to publish.
 
-python bench/scale_up.py               # about twelve minutes on two cores; writes bench/results/scale.{json,md}
-python bench/scale_up.py --only plan   # one part; the others stay as they are in the results
-python bench/scale_up.py --small       # smoke test; writes nothing without --out
+python bench/scale_up.py                # about twelve minutes on two cores; writes bench/results/scale.{json,md}
+python bench/scale_up.py --only ranks   # one part; the others stay as they are in the results
+python bench/scale_up.py --small        # smoke test; writes nothing without --out
 
 All numbers are of one run on one machine, and are compared with each other: a step of N ranks with what the cores
-allow, N workers with one, planned steps with measured ones, adapters with merged weights. A part that fails is named
-in the results, and the others are measured all the same. Publishing needs SGLang (`make sglang`).
+allow, N workers with one, adapters with merged weights. A part that fails is named in the results, and the others are
+measured all the same. Publishing needs SGLang (`make sglang`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RESULTS = ROOT / "bench" / "results"
 RANKS, STEPS = (1, 2, 4), 5
 WORKERS = workers.Size(rollouts=128, turns=8, under_way=(1000, 10_000), paced=(1, 2, 4), paced_rollouts=48)
 PART_S = 900.0
-PARTS = ("ranks", "workers", "large", "publish")
+PARTS = ("ranks", "workers", "publish")
 
 
 def main() -> int:
@@ -52,7 +52,6 @@ def main() -> int:
     measures: Mapping[str, Callable[[], Any]] = {
         "ranks": partial(measure_rank_paces, (1, 2) if options.small else RANKS, 1 if options.small else STEPS),
         "workers": partial(measure_workers, workers.SMALL if options.small else WORKERS),
-        "large": partial(measure_large_plan, options.small),
         "publish": partial(measure_publish, options.small),
     }
     out = options.out or (None if options.small else RESULTS)
@@ -112,12 +111,6 @@ def pace_to_dict(pace: workers.Pace) -> dict[str, float]:
         "workers": pace.workers, "turns_per_s": pace.turns_per_s, "trainer_ms": pace.trainer_ms,
         "worker_ms": pace.worker_ms,
     }  # fmt: skip
-
-
-def measure_large_plan(is_small: bool) -> Any:
-    """How long a plan of many devices takes."""
-    size = ("--devices", "64", "--rollouts", "2000") if is_small else ()
-    return json.loads(run_script("plan_large.py", *size))
 
 
 def measure_publish(is_small: bool) -> Any:

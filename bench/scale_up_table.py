@@ -15,9 +15,6 @@ def check_promises(content: Mapping[str, Any]) -> list[Promise]:
     promises += [(f"the part {name!r} is measured", "not run", False) for name in SECTIONS if name not in content]
     found = {name: part["found"] for name, part in _parts(content, "found")}
     promises += [(text, value, kept) for text, value, kept in found.get("workers", {}).get("promises", ())]
-    if large := found.get("large"):
-        text = f"a plan of {large['devices']:,} devices, {large['under_way']:,} rollouts under way: at most a minute"
-        promises.append((text, f"{large['cpu_s']:.0f} s", large["kept"]))
     return promises
 
 
@@ -77,11 +74,6 @@ def _cpu_ms(pace: Mapping[str, float]) -> float:
     return pace["trainer_ms"] + pace["worker_ms"]
 
 
-def _format_large(found: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{found['splits']} splits of {found['devices']:,} devices are simulated by a part of the job, the best one"
-    yield f"in full, with {found['under_way']:,} rollouts under way at once: {found['cpu_s']:.0f} s of one core."
-
-
 def _format_publish(found: Mapping[str, Any]) -> Iterator[str]:
     """Adapters alone as a share of merged weights."""
     alone, merged = found["adapters"], found["merged"]
@@ -97,7 +89,6 @@ def _format_publish(found: Mapping[str, Any]) -> Iterator[str]:
 SECTIONS: Mapping[str, tuple[str, Callable[[Any], Iterator[str]]]] = {
     "ranks": ("Ranks", _format_ranks),
     "workers": ("Rollout workers", _format_workers),
-    "large": ("A large plan", _format_large),
     "publish": ("Ways to publish", _format_publish),
 }
 """Titles of the parts, and what formats their results."""

@@ -55,7 +55,7 @@ def _watch_file(process: psutil.Popen, file: Path, deadline: float) -> list[tupl
         has_ended = process.poll() is not None
         lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
         if len(lines) > len(steps) and not has_ended:
-            now = time.perf_counter(), _core_s(process)
+            now = time.perf_counter(), core_seconds(process)
             steps += [(*now, json.loads(line)) for line in lines[len(steps) :]]
         if has_ended:
             break
@@ -63,7 +63,7 @@ def _watch_file(process: psutil.Popen, file: Path, deadline: float) -> list[tupl
     return steps
 
 
-def _core_s(process: psutil.Popen) -> float:
+def core_seconds(process: psutil.Process) -> float:
     """CPU of a process and its descendants; that of ended ones counts with the process that waited for them."""
     own = process.cpu_times()
     total = own.user + own.system + own.children_user + own.children_system

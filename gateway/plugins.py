@@ -30,7 +30,6 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "harbor": ("harbor",),
     "history": ("history",),
     "judge": ("judge",),
-    "plan": ("plan",),
     "sandboxes": ("container", "remote", "sandboxes"),
     "scripts": ("scripts", "translate", "--verl-config", "--swift"),
     "starter": ("init",),

@@ -29,7 +29,7 @@ from mtrl_plugins.agents.turn_stream import EventWriter, write_event
 from trainer.ledger import Message
 from trainer.template.chat_template import build_call
 
-PATH = "/messages"
+PATH = "/v1/messages"
 UNREADABLE = "unreadable_arguments"
 """The key under which arguments that are no JSON object are given, as the protocol has objects only."""
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
@@ -109,10 +109,11 @@ def _blocks(answer: PolicyAnswer) -> list[dict[str, Any]]:
 
 def make_call_block(call: ToolCall) -> dict[str, Any]:
     """A call as a block."""
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": _read_arguments(call.arguments)}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": read_arguments(call.arguments)}
 
 
-def _read_arguments(arguments: str) -> dict[str, Any]:
+def read_arguments(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

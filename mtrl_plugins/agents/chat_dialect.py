@@ -27,7 +27,7 @@ from mtrl_plugins.agents.turn_stream import EventWriter, write_event
 from trainer.ledger import Message
 from trainer.template.chat_template import build_call
 
-PATH = "/chat/completions"
+PATH = "/v1/chat/completions"
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 _ERROR_TYPES = {"unauthorized": "authentication_error", "not_found": "not_found_error", "unavailable": "server_error"}

@@ -227,6 +227,7 @@ def describe_server(server: PolicyServer, settings: ServeSettings) -> list[str]:
         f"mtrl-train: {url} ({settings.model}, {limit} tokens; stop with Ctrl-C)",
         f"  OpenAI clients     OPENAI_BASE_URL={url}/v1  OPENAI_API_KEY={key}",
         f"  Anthropic clients  ANTHROPIC_BASE_URL={url}  ANTHROPIC_API_KEY={key}",
+        f"  Google clients     GOOGLE_GEMINI_BASE_URL={url}  GEMINI_API_KEY={key}",
         f"  sessions           POST {url}/sessions; their rollouts are {kept}",
     ]
 

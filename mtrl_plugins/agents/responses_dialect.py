@@ -124,7 +124,7 @@ class _Reader:
         return self._turn
 
 
-PATH = "/responses"
+PATH = "/v1/responses"
 write_problem = chat_dialect.write_problem
 
 

@@ -42,7 +42,7 @@ def serve_policy(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and requests give the same answers.")] = None,
 ) -> None:
-    """Serve a model to agents as OpenAI and Anthropic do, without training it. Stop with Ctrl-C.
+    """Serve a model to agents as OpenAI, Anthropic and Google do, without training it. Stop with Ctrl-C.
 
     Point a client at the address that is printed: `/v1/chat/completions`, `/v1/responses`, `/v1/messages` and
     `/v1/models`. Tool calls, streaming and images work; temperature and top-p are the request's.

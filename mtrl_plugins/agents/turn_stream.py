@@ -112,10 +112,6 @@ class _TextStream:
         return start.removeprefix(lead)
 
 
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which clients skip."""
-
-
 def write_event(value: Mapping[str, Any], event: str = "") -> bytes:
     """A server-sent event with JSON."""
     name = f"event: {event}\n".encode() if event else b""
@@ -124,6 +120,9 @@ def write_event(value: Mapping[str, Any], event: str = "") -> bytes:
 
 class EventWriter(ABC):
     """The events of one answer: its beginning, what comes, and its end, with all that was not sent before."""
+
+    keep_alive = b": keep-alive\n\n"
+    """A comment, which clients skip."""
 
     def __init__(self, request: PolicyRequest) -> None:
         self.request = request
@@ -246,7 +245,7 @@ class AnswerStream:
             self._news = anyio.Event()
             # Half an event must not be lost at the end of the turn.
             with anyio.move_on_after(STALLED_S, shield=True) as sending:
-                await self._send(send, self._take_news() or KEEP_ALIVE)
+                await self._send(send, self._take_news() or self._events.keep_alive)
             if sending.cancelled_caught:
                 self._is_stalled = True
                 work.cancel()

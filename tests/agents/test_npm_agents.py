@@ -1,5 +1,5 @@
-"""codex, opencode, pi, qwen and mini-swe-agent finish a task in a box, unmodified, where only loopback is reached:
-a row's task, which is graded, and one of Harbor."""
+"""Agents from npm and mini-swe-agent finish a task in a box, unmodified, where only loopback is reached: a row's task,
+which is graded, and one of Harbor."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def play(name: str, kind: str) -> dict[str, Any]:
         ("pi", [2], ["bash"], {"arguments": 1}),
         ("mini", [2], ["bash", "bash"], {}),
         ("qwen", [2], ["run_shell_command"], {"arguments": 1}),
+        ("gemini", [2], ["run_shell_command"], {"arguments": 1}),
     ],
 )
 @pytest.mark.parametrize("kind", ["grade", "harbor"])

@@ -24,7 +24,6 @@ SUBCOMMANDS = (
     "view",
     "eval",
     "compare",
-    "plan",
     "export",
     "init",
 )

@@ -107,7 +107,6 @@ def test_core_trains_to_the_same_weights_without_any_plugin(core: Path, tmp_path
         (("--config", "workers.yaml"), "`rollout:` needs the plug-in `workers`"),
         (("--data", "demo", "--model", "demo"), "'demo' needs the plug-in 'demo'"),
         (("--environment", "gymnasium:X", "--model", "m"), "`environment:` needs the plug-in `environments`"),
-        (("plan", "run.yaml"), "'plan' needs the plug-in 'plan'"),
         (("--swift", "train.sh"), "--swift needs the plug-in 'scripts'"),
         (("--config", "run.yaml", "--ray", "auto"), "--ray needs the plug-in 'cluster'"),
     ],

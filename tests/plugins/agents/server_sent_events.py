@@ -10,7 +10,7 @@ def read_events(text: str) -> list[dict[str, Any]]:
     """The JSON of each event; the event's name, where it has one, is its type."""
     events = []
     for block in filter(None, text.split("\n\n")):
-        fields = dict(line.split(": ", 1) for line in block.splitlines())
+        fields = dict(line.split(": ", 1) for line in block.strip().splitlines())
         if fields["data"] == "[DONE]":
             continue
         event = json.loads(fields["data"])

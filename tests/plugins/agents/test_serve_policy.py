@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def served(*args: Any, lines: int = 4) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def served(*args: Any, lines: int = 5) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """The command in a process of its own, and what it printed at its start."""
     command = [sys.executable, "-m", "trainer.cli", "serve-policy", "--port", "0", *map(str, args)]
     pipe = subprocess.PIPE
@@ -64,7 +64,8 @@ def test_model_is_served_and_sessions_are_saved(model: Path, tmp_path: Path, run
     with served("--model", model, "--out", out) as (process, start):
         url = start[0].split()[1]
         assert f"OPENAI_BASE_URL={url}/v1" in start[1] and f"ANTHROPIC_BASE_URL={url}" in start[2]
-        assert f"POST {url}/sessions" in start[3] and str(out) in start[3]
+        assert f"GOOGLE_GEMINI_BASE_URL={url}" in start[3]
+        assert f"POST {url}/sessions" in start[4] and str(out) in start[4]
         chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
         answers = [post(f"{url}/v1/chat/completions", chat)["choices"][0] for _ in range(2)]
         assert answers[0]["message"] == answers[1]["message"] and answers[0]["finish_reason"] in ("length", "stop")
