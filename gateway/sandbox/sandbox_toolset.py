@@ -255,6 +255,8 @@ class SandboxSession:
 
     async def grade(self, grader: Grader) -> Grade:
         """Ends its processes, and grades the files that they left, with which a later call goes on."""
+        if self._lost:
+            raise Unavailable(f"nothing is left to grade: {self._lost}")
         sandbox, self._sandbox = self._sandbox, None
         try:
             if sandbox is not None:
@@ -264,7 +266,8 @@ class SandboxSession:
             self._ended = str(error)
             statistics.count_grade("ended")
             return Grade(0.0, {}, f"ended: {error}")
-        except SandboxKilled as error:
+        except (SandboxKilled, Unavailable) as error:
+            self._lost = str(error)
             raise Unavailable(f"nothing is left to grade: {error}") from error
         return await grader.grade(self._left[-1] if self._left else None)
 
