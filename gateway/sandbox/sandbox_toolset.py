@@ -267,6 +267,8 @@ class SandboxSession:
 
     async def grade(self, grader: Grader) -> Grade:
         """Grades the files that its processes, which it ends, have left."""
+        if self._lost:
+            raise Unavailable(f"nothing is left to grade: {self._lost}")
         try:
             await self.keep_files()
         except SandboxEnded as error:
@@ -274,7 +276,8 @@ class SandboxSession:
             self._ended = str(error)
             statistics.count_grade("ended")
             return Grade(0.0, {}, f"ended: {error}")
-        except SandboxKilled as error:
+        except (SandboxKilled, Unavailable) as error:
+            self._lost = str(error)
             raise Unavailable(f"nothing is left to grade: {error}") from error
         return await grader.grade(self._left[-1] if self._left else None)
 
