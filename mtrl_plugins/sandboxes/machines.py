@@ -123,7 +123,7 @@ class Machines:
         now = anyio.current_time()
         if now - self._resolved_at >= RESOLVE_S:
             self._resolved_at = now
-            within_s = LOOK_WITHIN_S if self._known else FIRST_RESOLVE_S  # Without an answer, those stay that are known.
+            within_s = LOOK_WITHIN_S if self._known else FIRST_RESOLVE_S  # After it, known ones stay.
             with anyio.move_on_after(within_s):
                 found = await to_thread.run_sync(find_machines, self._remote, abandon_on_cancel=True)
                 self._known = {machine.url: self._known.get(machine.url) or machine for machine in found}
