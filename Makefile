@@ -96,10 +96,13 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 	.gym-peers/bin/python -m pip install --quiet --disable-pip-version-check gymnasium==1.4.0
 	@touch $@
 
-harbor-peer: .harbor-peers/installed  ## Harbor itself, which takes a python3.12: its recorded verdicts are checked against it
+harbor-peer: .harbor-peers/installed  ## Harbor itself, which takes a Python of 3.12 or newer: its recorded verdicts are checked against it
 
 .harbor-peers/installed:  # Only what its verifier imports.
-	PYENV_VERSION=3.12 python3.12 -m venv .harbor-peers
+	found=; for version in 3.12 3.13 3.14; do export PYENV_VERSION=$$version; \
+	  ! python$$version -c '' 2> /dev/null || { found=python$$version; break; }; done; \
+	  test -n "$$found" || { echo "make harbor-peer needs a Python of 3.12 or newer: python3.12 is not found" >&2; exit 1; }; \
+	  $$found -m venv .harbor-peers
 	.harbor-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps harbor==0.26.0
 	.harbor-peers/bin/python -m pip install --quiet --disable-pip-version-check jinja2 packaging pathspec platformdirs pydantic python-dotenv pyyaml shortuuid tenacity toml 2> /dev/null
 	@touch $@
@@ -150,7 +153,7 @@ bars-agent: install  ## The job whose rollouts an agent plays, on three seeds
 bars-mcp-tasks: install  ## The job on tasks made from an MCP server, on three seeds
 	$(BIN)/python bench/bars.py --job mcp-tasks
 
-bars-shell: install packages  ## The job of shell tasks in boxes, on three seeds
+bars-shell: install packages  ## The job of shell tasks in boxes, on two seeds
 	$(BIN)/python bench/bars.py --job shell
 
 .npm-servers/installed: | packages  # MCP servers from npm, from which tasks are made (40 MB)

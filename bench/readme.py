@@ -188,9 +188,9 @@ def habit() -> str:
     )
 
 
-def second() -> str:
-    """The second task, seed by seed."""
-    seeds = results("second.json")["seeds"]
+def success_by_seed(name: str) -> str:
+    """A job, seed by seed."""
+    seeds = results(name)["seeds"]
     lines = [f"| {item['seed']} | {_rates(item)} |" for item in seeds]
     return "\n".join([f"| seed | {' | '.join(way.replace('_', ' ') for way in WAYS)} |", "|--:" * 5 + "|", *lines])
 
@@ -315,9 +315,10 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "real": real_in_full,
     "learned": learned,
     "habit": habit,
-    "second": second,
+    "second": partial(success_by_seed, "second.json"),
     "agent": partial(seeds_with_cost, "agent.json"),
     "mcp_tasks": partial(seeds_with_cost, "mcp-tasks.json"),
+    "shell": partial(success_by_seed, "shell.json"),
     "ablations": ablations,
     "sight": sight,
     "kills": kills,

@@ -1,6 +1,6 @@
 """Measures sandboxes: their start beside a bare process, 256 at once, and a warm call of `python` over the pipe.
 
-    .venv/bin/python bench/sandbox.py [--small] [--out FOLDER]
+    .venv/bin/python bench/sandbox.py [--small] [--many] [--out FOLDER]
 
 Each time is taken in turn with its floor: the same command, or the same server of commands, without a sandbox.
 """
@@ -15,7 +15,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -70,7 +70,8 @@ REQUEST = {
 MANY = ("bare servers of commands", "sandboxes", "sandboxes with a root under an overlay")
 COLUMNS = {
     "median_s": "median start, s", "last_s": "last start, s", "wall_s": "in all, s", "processes": "processes each",
-    "memory_mb": "memory of these, MB", "disk_mb": "written to disk, MB each", "lost": "lost",
+    "memory_mb": "their memory without the file, MB", "disk_mb": "written to disk, MB each", "lost": "lost",
+    "load": "load before",
 }  # fmt: skip
 WRITE = ("sh", "-c", "head -c 1048576 /dev/zero > file && echo here")
 MESSAGE = json.dumps(REQUEST).encode()
@@ -231,7 +232,8 @@ async def open_bare() -> AsyncIterator[Run]:
 async def measure_at_once(count: int, start: Callable[[], AbstractAsyncContextManager[Run]]) -> dict[str, float]:
     """Starts, memory and disk of what all runs at once; lost are those that did not answer."""
     waits, answers = list[float](), list[str]()
-    all_answered, measured, began, before = anyio.Event(), anyio.Event(), time.perf_counter(), count_use()
+    load, all_answered, measured = os.getloadavg()[0], anyio.Event(), anyio.Event()
+    began, before = time.perf_counter(), count_use()
 
     async def run_one() -> None:
         async with start() as run:
@@ -250,7 +252,7 @@ async def measure_at_once(count: int, start: Callable[[], AbstractAsyncContextMa
     wall_s, lost = time.perf_counter() - began, count - answers.count("here\n")
     return {
         "count": count, "lost": lost, "median_s": median(waits), "last_s": max(waits), "wall_s": wall_s,
-        "processes": use[0], "memory_mb": use[1] / 2**20, "disk_mb": use[2] / 2**20,
+        "processes": use[0], "memory_mb": use[1] / 2**20, "disk_mb": use[2] / 2**20, "load": load,
     }  # fmt: skip
 
 
@@ -314,8 +316,8 @@ def format_report(results: dict[str, Any]) -> str:
             "",
             f"A start takes {results['commands']['cpu_above_ms']:.1f} ms of processor time more than a bare process.",
             "",
-            f"{many[MANY[1]]['count']:.0f} at once, each with a file of 1 MB that it has written. What is written "
-            "over a root is in memory, as `/rollout` is:",
+            f"{many[MANY[1]]['count']:.0f} at once, {results['many_groups']}, each with a file of 1 MB that it wrote. "
+            "What is written over a root is in memory, as `/rollout` is:",
             "",
             f"| At once | {' | '.join(COLUMNS.values())} |",
             "|---|" + "--:|" * len(COLUMNS),
@@ -334,14 +336,14 @@ def format_steps(results: dict[str, Any]) -> list[str]:
     return [f"| {name} | {value:.2f} |" for name, value in rows]
 
 
-async def measure(sizes: Sizes) -> dict[str, Any]:
-    """All measurements."""
+async def measure(sizes: Sizes, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """All measurements but those that are kept."""
     if (problem := find_problem()) is not None:
         sys.exit(problem)
     groups = "control groups" if find_parent() else "no control groups"
     reaper = Reaper()
     with anyio.fail_after(TIMEOUT_S):
-        results: dict[str, Any] = {
+        results: dict[str, Any] = dict(kept) or {
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {groups}",
             "load": os.getloadavg()[0],
             "commands": await measure_commands(sizes.starts, reaper),
@@ -349,8 +351,8 @@ async def measure(sizes: Sizes) -> dict[str, Any]:
             "servers": await measure_servers(sizes.starts, reaper),
             "spares": await measure_spares(sizes.starts, reaper),
             "calls": await measure_calls(sizes.calls, reaper),
-            "many": await measure_many(sizes.at_once, reaper),
         }
+        results |= {"many": await measure_many(sizes.at_once, reaper), "many_groups": groups}
         await reaper.stop()
     return results | {"promises": list_promises(results)}
 
@@ -360,8 +362,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="a quick run, whose times mean little")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where sandbox.json and sandbox.md go")
+    parser.add_argument("--many", action="store_true", help="only what runs at once; the other results stay")
     options = parser.parse_args()
-    results = anyio.run(measure, SMALL if options.small else Sizes())
+    kept = json.loads((options.out / "sandbox.json").read_text()) if options.many else {}
+    results = anyio.run(measure, SMALL if options.small else Sizes(), kept)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "sandbox.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / "sandbox.md").write_text(format_report(results))

@@ -88,7 +88,7 @@ async def check_parts(settings: BaseRolloutSettings, gateway: AnyGateway) -> lis
     findings = []
     for part in settings.parts:
         try:
-            if answer := await part.try_out(gateway):
+            if answer := await part.try_out(gateway, settings):
                 findings.append(Finding("ok", answer))
         except ConfigErrors as error:
             findings += [Finding("wrong", f"{one.where}: {one.problem}", one.remedy) for one in _flatten_errors(error)]

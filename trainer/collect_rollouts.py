@@ -62,7 +62,7 @@ async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
     recorders = [start for part in settings.parts if (start := part.record(is_on=settings.record))]
     tasks = load_data(settings, settings.data)
     stepper = make_stepper(settings)
-    player = next((player for part in settings.parts if (player := part.make_player())), None)
+    player = next((player for part in settings.parts if (player := part.make_player(settings))), None)
     gateway = make_gateway(settings, tells_start=True)
     if settings.record:
         tape = settings.out / "tape"

@@ -33,7 +33,7 @@ async def replay_rollouts(run: Path, console: Console) -> bool:
         tasks = {task.id: task for task in load_data(settings, settings.data)}
     recorded = list(replayable_rollouts(Rollouts(run)))
     different = 0
-    player = next((player for part in settings.parts if (player := part.make_player())), None)
+    player = next((player for part in settings.parts if (player := part.make_player(settings))), None)
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(ReplayGateway(run / "tape"))
         if player is not None:

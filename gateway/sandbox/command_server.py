@@ -144,6 +144,9 @@ class Server:
         streams = {stream: Output(request["output_bytes"], keeps_end) for stream in outputs}
         deadline = time.monotonic() + request["timeout_s"]
         reason = communicate(process, streams, base64.b64decode(request["stdin"]), deadline)
+        if reason == TOO_LONG and request.get("grace_s"):
+            signal_all(set(running()) - before, signal.SIGTERM)
+            communicate(process, streams, b"", time.monotonic() + request["grace_s"])
         if reason:
             kill_all(before)
             process.wait()
@@ -232,8 +235,9 @@ def communicate(process: Any, streams: dict[Any, Output], stdin: bytes, deadline
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             selector.register(stream, selectors.EVENT_READ)
-        os.set_blocking(process.stdin.fileno(), False)
-        selector.register(process.stdin, selectors.EVENT_WRITE)
+        if not process.stdin.closed:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
         data, last = memoryview(stdin), deadline
         while selector.get_map():
             if process.poll() is not None:
@@ -299,16 +303,21 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def kill_all(spared: set[int]) -> None:
     """Kills all but those spared, until there are no others; where they multiply faster than that, all at once."""
-    check_is_inside()
     for _ in range(KILL_ROUNDS):
         if not (left := set(running()) - spared):
             return
-        for process in left:
-            with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
+        signal_all(left, signal.SIGKILL)
         time.sleep(0.002)
     with suppress(OSError):
         os.kill(-1, signal.SIGKILL)
+
+
+def signal_all(processes: set[int], number: int) -> None:
+    """Sends a signal to processes that may have ended by now."""
+    check_is_inside()
+    for process in processes:
+        with suppress(OSError):
+            os.kill(process, number)
 
 
 def check_is_inside() -> None:

@@ -260,12 +260,15 @@ class LocalSandbox:
         *,
         env: Mapping[str, str] = EMPTY,
         keeps_end: bool = False,
+        grace_s: float = 0.0,
     ) -> Completed:
-        """Runs a command. With `keeps_end` errors are part of its output, whose end is kept, whatever it prints."""
+        """Runs a command. With `keeps_end` errors are part of its output, whose end is kept, whatever it prints. Once
+        its time is over it gets SIGTERM, and `grace_s` to end by itself."""
         is_own = [*command[: len(self.python) + 1]] == [*self.python, "-I"]
         env = {"LC_ALL": "C"} if is_own else dict(env)  # Scripts of ours read no locale, which may be the policy's.
         request = {"do": "run", "command": list(command), "stdin": await encode_base64(stdin), "env": env}
-        reply = await self._ask(request | {"keeps_end": keeps_end} | self._limits(timeout_s), timeout_s)
+        options = {"keeps_end": keeps_end, "grace_s": grace_s, **self._limits(timeout_s)}
+        reply = await self._ask({**request, **options}, timeout_s + grace_s)
         if "error" in reply:
             raise OSError(str(reply["error"]))
         status = reply.get("status")

@@ -33,6 +33,7 @@ def main() -> None:
         os.chdir(given["workdir"])
     except OSError:  # An earlier box of the rollout may have made it something else.
         os.chdir("/")
+    os.environ["PWD"] = os.getcwd()  # By which some programs know where they are.
     os.environ.update({name: os.environ.pop(held) for held, name in given["held"].items()})
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them.
         signal.signal(number, signal.SIG_DFL)

@@ -47,7 +47,7 @@ def count_start(seconds: float, machine: str = "") -> None:
 def count_end(machine: str = "") -> None:
     """Counts the end of a sandbox that had started."""
     STATISTICS.running -= 1
-    STATISTICS.machines.subtract([machine] if machine else [])
+    STATISTICS.machines -= Counter([machine] if machine else [])  # None stays whose last one has ended.
 
 
 def count_refusal() -> None:

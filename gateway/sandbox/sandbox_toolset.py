@@ -253,18 +253,31 @@ class SandboxSession:
         grade = await self.grade(grader)
         return {name: grade.reward, f"{name}{PLANTED}": float(grade.is_planted)}
 
-    async def grade(self, grader: Grader) -> Grade:
-        """Ends its processes, and grades the files that they left, with which a later call goes on."""
+    @property
+    def has_left(self) -> bool:
+        """Whether a new sandbox goes on with the files of an earlier one."""
+        return bool(self._left)
+
+    async def keep_files(self) -> None:
+        """Ends its processes, and keeps the files that they left, with which a later call goes on. Raises SandboxEnded,
+        SandboxKilled and Unavailable."""
         sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            self._left.append(await sandbox.freeze())
+
+    async def grade(self, grader: Grader) -> Grade:
+        """Grades the files that its processes, which it ends, have left."""
+        if self._lost:
+            raise Unavailable(f"nothing is left to grade: {self._lost}")
         try:
-            if sandbox is not None:
-                self._left.append(await sandbox.freeze())
+            await self.keep_files()
         except SandboxEnded as error:
             log.warning("nothing is left to grade: %s", error)
             self._ended = str(error)
             statistics.count_grade("ended")
             return Grade(0.0, {}, f"ended: {error}")
-        except SandboxKilled as error:
+        except (SandboxKilled, Unavailable) as error:
+            self._lost = str(error)
             raise Unavailable(f"nothing is left to grade: {error}") from error
         return await grader.grade(self._left[-1] if self._left else None)
 

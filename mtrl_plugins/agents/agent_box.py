@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import tarfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import anyio
 from anyio import to_thread
@@ -22,17 +22,21 @@ from anyio import to_thread
 from gateway.errors import ConfigError, Unavailable
 from gateway.process.reaper import Reaper
 from gateway.sandbox.choose_provider import find_provider_problem
+from gateway.sandbox.command_server import TOO_LONG
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
-from gateway.sandbox.grade_settings import GradeSettings, resolve_grade
-from gateway.sandbox.grader import Grade, Grader
+from gateway.sandbox.grade_settings import resolve_grade
+from gateway.sandbox.grader import Grader
 from gateway.sandbox.program_paths import find_installation, find_interpreters, is_of_system
-from gateway.sandbox.provider import BubblewrapProvider, LocalSandbox
+from gateway.sandbox.provider import BubblewrapProvider, FrozenFiles, LocalSandbox, Sandbox
 from gateway.sandbox.roots import find_root, find_workdir
 from gateway.sandbox.sandbox_environment import ENVIRONMENT
 from gateway.sandbox.sandbox_paths import resolve_paths
-from gateway.sandbox.sandbox_settings import PATHS
+from gateway.sandbox.sandbox_settings import PATHS, SandboxSettings
 from gateway.sandbox.sandbox_state import MAX_BYTES, pack_state, unpack_files
+from gateway.sandbox.sandbox_toolset import GRADE, SandboxSession, SandboxToolset
+from gateway.session import AnySession
 from gateway.state.prepared_state import StateError
+from gateway.toolset import PLANTED
 from mtrl_plugins.agents.agent_process import (
     AgentExit,
     fill,
@@ -43,6 +47,7 @@ from mtrl_plugins.agents.agent_process import (
     write_files,
 )
 from mtrl_plugins.agents.settings import AgentSandbox, AgentSettings
+from trainer.rollout.rollout import COUNTS_INFO
 from trainer.rollout.task import Task
 
 PORT = 8767
@@ -98,8 +103,12 @@ def _measure(folder: Path) -> int:
     return sum(tarfile.BLOCKSIZE + size + -size % tarfile.BLOCKSIZE for size in sizes)
 
 
-def find_program(settings: AgentSettings, box: AgentSandbox) -> Program:
-    """Finds the program as it will be seen inside; raises ConfigError with the name of what is not."""
+def find_program(settings: AgentSettings, box: SandboxSettings, tools: Sequence[str] = ()) -> Program:
+    """Finds the program as it will be seen inside; raises ConfigError with the name of what is not, or for a task with
+    `tools` that the program is not told of."""
+    if tools and not settings.takes_tools:
+        remedy = "name `{mcp_url}` in its `files`, as a server over streamable HTTP, or in its `command` or `env`"
+        raise ConfigError(f"the agent is not told of the tools {', '.join(tools):.200}", field="agent", remedy=remedy)
     word, search = settings.words[0], settings.env.get("PATH")
     root = find_root(box.root).files if box.root else None
     inside = find_root(box.root).image["env"].get("PATH", "") if box.root else ""
@@ -126,18 +135,18 @@ def _is_in_root(root: Path, word: str, folders: list[str]) -> bool:
     return any(os.path.lexists(root / place.lstrip("/")) for place in places)
 
 
-def _is_seen(root: Path, program: Path, box: AgentSandbox) -> bool:
+def _is_seen(root: Path, program: Path, box: SandboxSettings) -> bool:
     """Whether a program of this machine runs in a root: its installation is shown there, the system's is not."""
     hidden = [place for place in (program, program.resolve()) if is_of_system(place)]
     hidden = [place for place in hidden if not any(map(place.is_relative_to, box.readable))]
     return all(os.path.lexists(root / str(place).lstrip("/")) for place in hidden)
 
 
-def _not_inside(program: str, box: AgentSandbox, why: str) -> ConfigError:
+def _not_inside(program: str, box: SandboxSettings, why: str) -> ConfigError:
     where, remedy = "there is", "name an installed program, or its whole path"
     if box.root:
         where = f"the root {box.root!r} has"
-        remedy = "install it in the image, or name its folder in `agent.sandbox.readable`"
+        remedy = "install it in the image, or name its folder in the sandbox's `readable`"
     return ConfigError(f"{where} no program {program!r}{why}", field="agent.command", remedy=remedy)
 
 
@@ -147,77 +156,144 @@ def box_of_task(box: AgentSandbox, task: Task) -> AgentSandbox:
     return box if root is None else box.model_copy(update={"root": str(root)})
 
 
+@runtime_checkable
+class BoxedTask(Protocol):
+    """A task that is played in boxes of its own: a row's, or one of an environment, whose session is this."""
+
+    tools: SandboxToolset
+    """How the boxes are started, and by whom."""
+    agent_folder: str
+    """Where the files of an agent are put."""
+    left_s: float
+    """What is left of the time that the task gives."""
+
+    async def get_box(self) -> Sandbox:
+        """The box. Raises Unavailable."""
+        ...
+
+    async def begin(self) -> str | None:
+        """What is asked, if it is something else than the row says. Raises Unavailable."""
+        ...
+
+    async def end(self, *, is_last: bool) -> TaskGrade:
+        """Grades what is in the box; `is_last`: nothing further is played. Raises Unavailable."""
+        ...
+
+
+class TaskGrade(NamedTuple):
+    """What a task, or a step of it, was worth."""
+
+    rewards: Mapping[str, float]
+    infos: Mapping[str, Any]
+    question: str | None = None
+    """What is asked next, if it goes on."""
+
+
+class RowTask:
+    """The task of a row, in a sandbox that `agent.grade` grades."""
+
+    left_s = math.inf
+
+    def __init__(self, settings: AgentSettings, box: AgentSandbox, reaper: Reaper) -> None:
+        provider = BubblewrapProvider(reaper)
+        self.tools, self._grade = SandboxToolset((), box, provider), settings.grade
+        if settings.grade is not None:
+            self.tools.grader = Grader(resolve_grade(settings.grade, Path.cwd(), None, "agent.grade"), box, provider)
+        self.agent_folder = find_workdir(box)
+        self._session = SandboxSession(self.tools, "")
+        self.get_box, self.close = self._session.get_sandbox, self._session.close
+
+    async def begin(self) -> None:
+        """What the row says is asked."""
+
+    async def end(self, *, is_last: bool) -> TaskGrade:
+        """The grade. Raises Unavailable."""
+        if (grader := self.tools.grader) is None:
+            return TaskGrade({}, {})
+        with anyio.fail_after(grader.limit_s):
+            grade = await self._session.grade(grader)
+        counts = {f"{GRADE}{PLANTED}": float(grade.is_planted)}
+        return TaskGrade({GRADE: grade.reward}, {COUNTS_INFO: counts, "agent_grade": grade.problem})
+
+
+def find_boxed_task(session: AnySession) -> BoxedTask | None:
+    """The environment's session, if its task is played in boxes of its own."""
+    sessions: Mapping[int, Any] = getattr(session, "source_sessions", {})
+    return next((each for each in sessions.values() if isinstance(each, BoxedTask)), None)
+
+
+@dataclass(slots=True)
+class EndpointProvider:
+    """Starts the boxes of a rollout: its agent's program is seen in each, and its endpoint is served there."""
+
+    settings: AgentSettings
+    program: Program
+    provider: BubblewrapProvider
+    hand_over: Callable[[], Path]
+    """Serves the endpoint in one more box, which gives its listening socket by this file."""
+    mounts_states: bool = True
+
+    async def start(
+        self,
+        settings: SandboxSettings,
+        state: Path | None = None,
+        *,
+        keeps_files: bool = False,
+        files_of: FrozenFiles | None = None,
+    ) -> LocalSandbox:
+        output = {"output_bytes": max(1, BYTES_OF_A_CHARACTER * self.settings.output_chars)}
+        return await self.provider.start(
+            settings.model_copy(update=output),
+            state,
+            keeps_files=keeps_files,
+            files_of=files_of,
+            readable=self.program.readable,
+            sockets={PORT: str(self.hand_over())},
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class AgentBox:
     """The box of one rollout."""
 
     settings: AgentSettings
-    box: AgentSandbox
     program: Program
-    sandbox: LocalSandbox
+    task: BoxedTask
     reaper: Reaper
 
     async def run(self, about: Mapping[str, Any], within_s: float) -> AgentExit:
-        """Runs the program to its end; cancelling it ends it with all that it started. Raises Unavailable."""
-        settings, folder = self.settings, find_workdir(self.box)
+        """Runs the program to its end, or until the task's time is over; cancelling it ends it with all that it
+        started. Raises Unavailable."""
+        settings, folder = self.settings, self.task.agent_folder
         words = make_words(about, folder, TASK_FILE)
-        command = [self.program.word, *settings.words[1:]]
+        command = [fill(word, words) for word in (self.program.word, *settings.words[1:])]
         env = {"PATH": self.program.path, **PROXIES, **make_environment(settings, about, words, ())}
+        stdin, limit_s = read_stdin(settings, about), min(within_s, self.task.left_s)
         try:
-            await self._place(about, words, folder)
-            done = await self.sandbox.run(
-                [fill(word, words) for word in command], read_stdin(settings, about), within_s, env=env, keeps_end=True
-            )
+            sandbox = cast(LocalSandbox, await self.task.get_box())
+            await self._place(sandbox, about, words, folder)
+            done = await sandbox.run(command, stdin, limit_s, env=env, keeps_end=True, grace_s=settings.stop_s)
         except SandboxEnded as error:
             return AgentExit(ENDED_FROM_OUTSIDE, f"its sandbox ended: {error}")
         except SandboxKilled as error:
             raise Unavailable(f"the agent's sandbox was lost: {error}") from error
         except OSError as error:
-            return AgentExit(NOT_STARTED, f"{command[0]} cannot be started: {error}")
+            return AgentExit(NOT_STARTED, f"{self.program.word} cannot be started: {error}")
         output = done.stdout[-settings.output_chars :] if settings.output_chars else ""
         if done.stopped:
-            return AgentExit(ENDED_FROM_OUTSIDE, f"{output}\n{done.stopped}")
+            is_late = done.stopped == TOO_LONG and limit_s < within_s
+            return AgentExit(ENDED_FROM_OUTSIDE, f"{output}\n{done.stopped}", is_late)
         return AgentExit(NOT_STARTED if done.status is None else done.status, output)
 
-    async def _place(self, about: Mapping[str, Any], words: Mapping[str, str], folder: str) -> None:
+    async def _place(self, sandbox: Sandbox, about: Mapping[str, Any], words: Mapping[str, str], folder: str) -> None:
         """Puts the rollout's files in. Raises Unavailable."""
         try:
-            await self.sandbox.put(TASK_FILE, json.dumps(about["task"]).encode())
+            await sandbox.put(TASK_FILE, json.dumps(about["task"]).encode())
             if self.settings.cwd is None and not self.settings.files:
                 return
             async with work_folder(self.settings.cwd, self.reaper) as outside:
                 write_files(self.settings, outside / "work", words)
                 packed = await to_thread.run_sync(pack_state, outside / "work")
-            await unpack_files(self.sandbox, packed, folder)
+            await unpack_files(sandbox, packed, folder)
         except (StateError, OSError, SandboxEnded, SandboxKilled) as error:
             raise Unavailable(f"the files of the rollout cannot be put into its box: {error}") from error
-
-    async def grade(self, settings: GradeSettings) -> Grade:
-        """The grade of what the agent left. Raises Unavailable."""
-        grade = resolve_grade(settings, Path.cwd(), None, "agent.grade")
-        grader = Grader(grade, self.box, BubblewrapProvider(self.reaper))
-        try:
-            left = await self.sandbox.freeze()
-        except SandboxKilled as error:
-            raise Unavailable(f"nothing is left to grade: {error}") from error
-        try:
-            with anyio.fail_after(grader.limit_s):
-                return await grader.grade(left)
-        finally:
-            await left.close()
-
-
-@asynccontextmanager
-async def open_box(
-    settings: AgentSettings, box: AgentSandbox, program: Program, reaper: Reaper, socket_file: Path
-) -> AsyncIterator[AgentBox]:
-    """The box of a rollout, in which the endpoint's socket is handed over by the file. Raises Unavailable."""
-    sized = box.model_copy(update={"output_bytes": max(1, BYTES_OF_A_CHARACTER * settings.output_chars)})
-    sandbox = await BubblewrapProvider(reaper).start(
-        sized, keeps_files=settings.grade is not None, readable=program.readable, sockets={PORT: str(socket_file)}
-    )
-    try:
-        yield AgentBox(settings, box, program, sandbox, reaper)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await sandbox.stop()

@@ -7,9 +7,11 @@ import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
+from itertools import count
+from pathlib import Path
 from socket import socket
-from typing import Any, Self
+from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -23,14 +25,24 @@ from gateway.http.security import SecurityMiddleware
 from gateway.http.settings import Settings as HttpSettings
 from gateway.http.uvicorn_server import Server, bind_socket, make_uvicorn_config, server_url
 from gateway.process.reaper import Reaper
+from gateway.sandbox.provider import BubblewrapProvider
 from gateway.sandbox.socket_handover import SocketHandover
+from gateway.session import AnySession
 from gateway.types import EMPTY
-from mtrl_plugins.agents.agent_box import AgentBox, box_of_task, choose_box, find_program, open_box
+from mtrl_plugins.agents.agent_box import (
+    AgentBox,
+    EndpointProvider,
+    RowTask,
+    box_of_task,
+    choose_box,
+    find_boxed_task,
+    find_program,
+)
 from mtrl_plugins.agents.agent_process import work_folder
 from mtrl_plugins.agents.agent_session import AgentSession
 from mtrl_plugins.agents.endpoint import AgentEndpoint, BoxApp
 from mtrl_plugins.agents.requests import PolicyProblem
-from mtrl_plugins.agents.settings import AgentSettings
+from mtrl_plugins.agents.settings import AgentSandbox, AgentSettings
 from trainer.load_plugin import load_plugin
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.task import Task
@@ -51,7 +63,8 @@ class AgentHost:
 
     shutdown_s = SHUTDOWN_TIMEOUT_S
 
-    def __init__(self, settings: AgentSettings, run_key: str | None = None) -> None:
+    def __init__(self, settings: AgentSettings, run_key: str | None = None, *, are_tasks_boxed: bool = False) -> None:
+        """`are_tasks_boxed`: the tasks are those of an environment, which have boxes of their own."""
         self.settings = settings
         self.run_key = f"mtrl-run-{secrets.token_urlsafe(24)}" if run_key is None else run_key
         self.endpoint = AgentEndpoint(self.run_key, self._hand_out)
@@ -59,7 +72,7 @@ class AgentHost:
         """The agent, if it is a function."""
         if self.function is not None and not callable(self.function):
             raise ConfigError("is no function", field="agent.function", remedy="name `my_agent.py:run`")
-        self.box = choose_box(settings)
+        self.box = None if are_tasks_boxed else choose_box(settings)
         """What programs are confined by, if they are."""
         self.reaper = Reaper()
         """Ends agents that are programs even if this process is killed."""
@@ -110,23 +123,32 @@ class AgentHost:
             del self.endpoint.sessions[session.id]
 
     @asynccontextmanager
-    async def open_box(self, session: AgentSession, task: Task) -> AsyncIterator[AgentBox | None]:
-        """The box of a rollout's program, if programs are confined. Raises ConfigError and Unavailable."""
-        if self.box is None:
+    async def open_box(self, session: AgentSession, task: Task, tools: AnySession) -> AsyncIterator[AgentBox | None]:
+        """The box of a rollout's program, if it has one. Raises ConfigError and Unavailable."""
+        boxed = find_boxed_task(tools)
+        if boxed is None and self.box is None:
             yield None
             return
         await self.reaper.start()
-        box = box_of_task(self.box, task)
-        program = await to_thread.run_sync(find_program, self.settings, box)
-        async with work_folder(None, self.reaper) as folder:
-            handover = SocketHandover(folder / "socket")
-            serving = anyio.CancelScope()
-            self._tasks.start_soon(self._serve_box, handover, session, serving)
-            try:
-                async with open_box(self.settings, box, program, self.reaper, handover.file) as opened:
-                    yield opened
-            finally:
-                serving.cancel()
+        names = [spec.name for spec in tools.specs] if boxed is not None else []
+        async with AsyncExitStack() as stack:
+            if boxed is None:
+                boxed = RowTask(self.settings, box_of_task(cast(AgentSandbox, self.box), task), self.reaper)
+                stack.push_async_callback(boxed.close)
+            program = await to_thread.run_sync(find_program, self.settings, boxed.tools.settings, names)
+            folder = await stack.enter_async_context(work_folder(None, self.reaper))
+            numbers = count()
+
+            def hand_over() -> Path:
+                handover, serving = SocketHandover(folder / f"socket-{next(numbers)}"), anyio.CancelScope()
+                stack.callback(serving.cancel)
+                self._tasks.start_soon(self._serve_box, handover, session, serving)
+                return handover.file
+
+            provider = BubblewrapProvider(self.reaper)
+            boxed.tools.provider = EndpointProvider(self.settings, program, provider, hand_over)
+            await boxed.get_box()
+            yield AgentBox(self.settings, program, boxed, self.reaper)
 
     async def _serve_box(self, handover: SocketHandover, session: AgentSession, scope: anyio.CancelScope) -> None:
         """Serves a session inside its box."""

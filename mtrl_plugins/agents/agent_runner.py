@@ -15,9 +15,7 @@ import anyio
 from gateway.errors import ConfigError, GatewayError, format_error, safe_repr, unwrap_error
 from gateway.feedback.base import plain_text
 from gateway.native.thread_pool import shared_threads
-from gateway.sandbox.sandbox_toolset import GRADE
 from gateway.session import AnySession
-from gateway.toolset import PLANTED
 from gateway.types import EMPTY
 from gateway.user_code import UserCode
 from gateway.wire import to_plain
@@ -26,7 +24,7 @@ from mtrl_plugins.agents.agent_host import AgentHost
 from mtrl_plugins.agents.agent_process import run_agent
 from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
 from trainer.rollout.loop import RolloutRunner, Slot, sum_rewards
-from trainer.rollout.rollout import COUNTS_INFO, Rollout, Span, StopReason
+from trainer.rollout.rollout import Rollout, Span, StopReason
 from trainer.rollout.task import Task
 
 TRUTH_COLUMNS = frozenset({"reward_model", "ground_truth", "answer", "solution", "truth"})
@@ -37,6 +35,12 @@ def prompt_text(task: Task) -> str:
     """The last question as text."""
     asked = (message for message in reversed(task.messages) if message["role"] == "user")
     return plain_text(next(asked, {}).get("content"))
+
+
+def ask_instead(task: Task, question: str) -> Task:
+    """The task with another question after the messages of the system."""
+    kept = (message for message in task.messages if message["role"] in ("system", "developer"))
+    return replace(task, messages=(*kept, {"role": "user", "content": question}))
 
 
 def describe_task(task: Task) -> dict[str, Any]:
@@ -148,14 +152,8 @@ class _AgentRollout:
             task = replace(self.task.session_task, rollout=self.session.identity.key)
             async with self.runner.gateway.open(task) as tools:
                 self.session.tools = tools
-                async with self.runner.host.open_box(self.session, self.task) as self.box:
-                    with self.runner.host.open(self.session):
-                        try:
-                            stop, reason = await self._play(tools, scope)
-                        finally:
-                            await self.session.end_requests()
-                    if self.box is not None and not stop.is_infrastructure:
-                        await self._grade(self.box, scope)
+                async with self.runner.host.open_box(self.session, self.task, tools) as self.box:
+                    stop, reason = await self._play_steps(tools, scope)
                 await tools.finish()
                 self.rewards = {**self.session.rewards}
                 for kind, value in sum_rewards(tools.rewards, self.infos).items():
@@ -168,22 +166,41 @@ class _AgentRollout:
             log.exception("rollout %s failed", self.session.identity.key)
             return StopReason.ERROR, format_error(inner)
 
-    async def _grade(self, box: AgentBox, scope: anyio.CancelScope) -> None:
-        """Grades what the agent left in its box, if there is a grader, in its own time: the rollout's stands still."""
-        if (settings := self.runner.host.settings.grade) is None:
-            return
+    async def _play_steps(self, tools: AnySession, scope: anyio.CancelScope) -> tuple[StopReason, str]:
+        """Runs the agent, once for each step of the task, and grades what it leaves in its box."""
+        session, opening = self.session, self.session.opening
+        question = None if self.box is None else await self.box.task.begin()
+        while True:
+            if question is not None:
+                session.opening = {**opening, "task": describe_task(ask_instead(self.task, question))}
+            session.closed = False
+            with self.runner.host.open(session):
+                try:
+                    stop, reason = await self._play(tools, scope)
+                finally:
+                    await session.end_requests()
+            if self.box is None or stop.is_infrastructure:
+                return stop, reason
+            question = await self._grade(self.box, scope)
+            if question is None:
+                return stop, reason
+
+    async def _grade(self, box: AgentBox, scope: anyio.CancelScope) -> str | None:
+        """Grades what the agent left, in the grader's own time: the rollout's stands still. Returns what is asked
+        next, if anything is."""
         rest_s, scope.deadline = scope.deadline - anyio.current_time(), math.inf
-        grade = await box.grade(settings)
+        rewards, infos, question = await box.task.end(is_last=self.session.stop is not None)
         scope.deadline = anyio.current_time() + rest_s
-        self.session.rewards[GRADE] = grade.reward
-        self.infos |= {COUNTS_INFO: {f"{GRADE}{PLANTED}": float(grade.is_planted)}, "agent_grade": grade.problem}
+        self.session.rewards |= rewards
+        self.infos |= infos
+        return question
 
     async def _play(self, tools: AnySession, scope: anyio.CancelScope) -> tuple[StopReason, str]:
         """Runs the agent until it ends, or the time is over."""
         settings, wall_s = self.runner.host.settings, self.runner.limits.timeout_s
         if settings.external and not await self.runner.host.wait_for_program(self.session):
             return StopReason.AGENT_FAILED, f"no program opened a session within {settings.open_s:g} s"
-        scope.deadline = anyio.current_time() + wall_s
+        scope.deadline = min(scope.deadline, anyio.current_time() + wall_s)
         failure = ""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._cancel_after_stop, tasks.cancel_scope)
@@ -210,7 +227,9 @@ class _AgentRollout:
         else:
             ended = await run_agent(settings, about, host.reaper)
         self.infos |= {"agent_output": ended.output, "agent_exit": ended.code}
-        return "" if ended.code == 0 else f"the agent {ended.describe()}"
+        if ended.is_late:
+            self.infos["agent_failure"] = "the time that the task gives was over"
+        return "" if ended.is_late or ended.code == 0 else f"the agent {ended.describe()}"
 
     async def _wait_for_end(self, idle_s: float) -> str:
         """Waits until the session's program ends it, or sends nothing for too long."""

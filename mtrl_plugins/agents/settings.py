@@ -63,7 +63,7 @@ class AgentSettings(RunPart):
 
     command: str | tuple[str, ...] | None = None
     """A program, started for each rollout, as a list of words or as one line; never run by a shell. `{prompt}`,
-    `{base_url}`, `{anthropic_base_url}`, `{api_key}`, `{model}`, `{mcp_url}`, `{folder}` (where it works) and
+    `{base_url}`, `{anthropic_base_url}`, `{api_key}`, `{model}`, `{mcp_url}`, `{folder}` (with its `files`) and
     `{task_file}` in a word are replaced."""
     function: str | None = None
     """`module:name` or `my_agent.py:run`: an async function that is called with the base URL, the task and the
@@ -94,8 +94,7 @@ class AgentSettings(RunPart):
     """What a program that fails after it was served, or a function that raises, means: the rollout is lost to
     infrastructure, or it is scored like any other."""
     stop_s: PositiveFloat = 5.0
-    """Seconds that an agent has to end by itself once the policy writes nothing more, and an unconfined program after
-    SIGTERM."""
+    """Seconds that an agent has to end by itself once the policy writes nothing more, and a program after SIGTERM."""
     open_s: PositiveFloat = 600.0
     """With `external`, seconds without a program that opens a session, after which rollouts that wait are lost."""
     idle_s: PositiveFloat = 3600.0
@@ -129,6 +128,11 @@ class AgentSettings(RunPart):
         """The command's words."""
         return shlex.split(self.command) if isinstance(self.command, str) else list(self.command or ())
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the program is told where it finds the rollout's tools."""
+        return any("{mcp_url}" in text for text in (*self.words, *self.env.values(), *self.files.values()))
+
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         given = [name for name in ("command", "function", "external") if getattr(self, name)]
@@ -152,18 +156,32 @@ class AgentSettings(RunPart):
     def check(self, settings: BaseRolloutSettings) -> None:
         if settings.stepper is not None:
             raise ValueError("`stepper` and `agent` exclude each other: an agent decides itself what comes next")
-        if other := next((part.key for part in settings.parts if part.brings_rows), None):
-            raise ValueError(f"`{other}` and `agent` exclude each other: each plays the rollouts itself")
+        for part in settings.parts:
+            if part.has_boxes:
+                self._check_boxed(part.key, is_recorded=settings.record)
+            elif part.brings_rows:
+                raise ValueError(f"`{part.key}` and `agent` exclude each other: each plays the rollouts itself")
         if settings.record and self.external:
             raise ValueError("`record` and `agent.external` exclude each other: nobody could be asked to play again")
         if any(part.key == "rollout" for part in settings.parts) and (self.external or self.port or self.public_url):
             problem = "`rollout` excludes `agent.external`, `agent.port` and `agent.public_url`"
             raise ValueError(f"{problem}: each worker serves its agents at an address of its own")
 
-    def make_player(self) -> AgentHost:
+    def _check_boxed(self, key: str, *, is_recorded: bool) -> None:
+        """Raises for what does not go with tasks that have boxes of their own."""
+        if self.command is None:
+            raise ValueError(f"the tasks of `{key}` are played by an `agent` with a `command`, in their own boxes")
+        if given := [name for name in ("sandbox", "grade", "cwd") if getattr(self, name) is not None]:
+            raise ValueError(f"the tasks of `{key}` say where an agent works, and grade it: remove `agent.{given[0]}`")
+        if is_recorded:
+            raise ValueError(f"`record` excludes an agent in the boxes of `{key}`: what it does there is on no tape")
+
+    def make_player(self, settings: BaseRolloutSettings) -> AgentHost:
         from mtrl_plugins.agents.agent_box import find_program
         from mtrl_plugins.agents.agent_host import AgentHost
 
+        if any(part.has_boxes for part in settings.parts):
+            return AgentHost(self, are_tasks_boxed=True)
         host = AgentHost(self)
         has_root = host.box is not None and bool(host.box.root or host.box.root_column)
         self._check_command(is_installed=not has_root)

@@ -122,8 +122,8 @@ if [ ${#server_hosts[@]} -gt 0 ]; then
     unset 'pids[-1]'
 fi
 
-# Servers of sandboxes run beside what else the last nodes do, without GPUs. One that ends is started again, and ends
-# nothing: calls go to the others.
+# Servers of sandboxes run beside what else the last nodes do, without GPUs (the job's variable would ask for some). One
+# that ends is started again, and meanwhile the others get its calls.
 if [ "$sandboxes" -gt 0 ]; then
     sandboxes_port=$((sandboxes_port + SLURM_JOB_ID % 1000))
     export MTRL_SANDBOX_TOKEN="${MTRL_SANDBOX_TOKEN:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
@@ -133,10 +133,11 @@ if [ "$sandboxes" -gt 0 ]; then
     urls=("${sandbox_hosts[@]/#/http://}")
     MTRL_SANDBOXES=$(join "${urls[@]/%/:$sandboxes_port}")
     export MTRL_SANDBOXES
-    srun --overlap --nodes="$sandboxes" --ntasks="$sandboxes" --ntasks-per-node=1 --nodelist="$(join "${sandbox_hosts[@]}")" \
-        --cpus-per-task="$cpus" --gres=none --cpu-bind=none --unbuffered --open-mode=append \
+    env -u SLURM_GPUS_PER_NODE srun --overlap --nodes="$sandboxes" --ntasks="$sandboxes" --ntasks-per-node=1 \
+        --nodelist="$(join "${sandbox_hosts[@]}")" --cpus-per-task="$cpus" --gres=none --cpu-bind=none --unbuffered --open-mode=append \
         --output="${logs//%/%%}/sandboxes-%t.log" bash -c 'unset MTRL_SANDBOX_TOKEN; while true; do "$@"; sleep 5; done' \
         sandboxes mtrl-gateway sandboxes --host 0.0.0.0 --port "$sandboxes_port" --token-file "$notes/sandbox-token" &
+    pids+=($!)
 fi
 # For rank 0 and the workers alone: servers do not get it.
 if [ "$workers" -gt 0 ]; then

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, cast
 
 from pydantic import GetCoreSchemaHandler, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic_core import CoreSchema, core_schema
@@ -86,7 +86,7 @@ class EnvironmentSettings(RunPart, defer_build=True):
             environment = read_environment(values["environment"])
         except ValueError:  # Reported with its place, as the section is validated.
             return {"data": "environment", **values}
-        result = {**values, "environment": environment}
+        result = {**values, "environment": environment.for_agent() if values.get("agent") else environment}
         for name, default in environment.defaults().items():
             own = result.get(name)
             if name in ("limits", "evaluation") and isinstance(own, Mapping):
@@ -94,6 +94,10 @@ class EnvironmentSettings(RunPart, defer_build=True):
             elif name in fields:
                 result.setdefault(name, default)
         return result
+
+    def for_agent(self) -> Self:
+        """The environment as an agent plays it."""
+        return self
 
     def load_args(self) -> dict[str, Any]:
         """What the adapter is given to load the environment."""
@@ -121,7 +125,7 @@ class EnvironmentSettings(RunPart, defer_build=True):
         """The rows of the split `train` or `eval`."""
         raise NotImplementedError
 
-    async def try_out(self, gateway: AnyGateway) -> str:
+    async def try_out(self, gateway: AnyGateway, settings: BaseRolloutSettings) -> str:
         """What the environment is, and what it says first."""
         from mtrl_plugins.environments.host_process import host_key, hosts
 
@@ -248,6 +252,10 @@ class GymnasiumSettings(EpisodeSettings):
     action_names: tuple[str, ...] = ()
     """Names of a discrete space's actions, in order, by which the policy calls them instead of by number."""
 
+    def for_agent(self) -> Self:
+        """The environment as an agent plays it."""
+        return self
+
     def load_args(self) -> dict[str, Any]:
         return {"make": self.args, "action_names": self.action_names}
 
@@ -268,6 +276,10 @@ class TextArenaSettings(EpisodeSettings):
     """Who plays the other seats: `random` (one of the moves in brackets that the game shows), a list of texts, a
     function as `folder/file.py:name` (`name(observation)` returns a text), or a model: `{url: http://host/v1, model:
     NAME}`."""
+
+    def for_agent(self) -> Self:
+        """The environment as an agent plays it."""
+        return self
 
     def load_args(self) -> dict[str, Any]:
         table = {"players": self.players, "player": self.player, "opponent": self.opponent}

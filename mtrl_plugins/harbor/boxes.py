@@ -21,7 +21,7 @@ from gateway.sandbox.sandbox_settings import SandboxSettings, check_environment
 from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.task_file import CONFIG, DOCKERFILE, Environment, HarborTask, Network, StepTable
 
-LOGS, ARTIFACTS = "/logs/verifier", "/logs/artifacts"
+LOGS, ARTIFACTS, AGENT_LOGS = "/logs/verifier", "/logs/artifacts", "/logs/agent"
 TEST = f"chmod +x /tests/test.sh; (/tests/test.sh) > {LOGS}/test-stdout.txt 2>&1; tail -c 2000 {LOGS}/test-stdout.txt"
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-(.*?))?\}", re.DOTALL)
 TESTS_S, MOST_S, ARTIFACT_MB = 600.0, 3600.0, 256

@@ -7,18 +7,11 @@ from contextlib import asynccontextmanager
 from math import fsum
 from typing import Any
 
-from gateway.errors import Unavailable
-from gateway.session import AnySession
-from gateway.types import Context, Outcome, ToolCall
-from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP
+from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP, INFO, call_task
 from trainer.ledger import Message
 from trainer.reward.attempt import Attempt
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.steppers import RolloutEnd, RolloutStart, Step, ToolsAndFeedback, Turn
-
-INFO = "harbor"
-"""The key of a rollout's infos with `rewards`, `problem`, and the `output` of the last tests."""
-LOOP = Context(audience="loop")
 
 
 class HarborStepper(ToolsAndFeedback):
@@ -68,15 +61,6 @@ class HarborRollout(ToolsAndFeedback):
         before = tuple(message for message in self._start.task.messages if message["role"] in ("system", "developer"))
         question: Message = {"role": "user", "content": answer["instruction"]}
         return Step(history=(*before, question), source=INFO)
-
-
-async def call_task(session: AnySession, name: str, *, is_last: bool = False) -> dict[str, Any]:
-    """What a tool of the training loop answers. Raises Unavailable."""
-    result = await session.call(ToolCall(name, name, '{"is_last": true}' if is_last else "{}"), LOOP)
-    if result.outcome is not Outcome.OK:
-        raise Unavailable(result.reason or result.text)
-    answer: dict[str, Any] = result.structured
-    return answer
 
 
 def harbor_reward(

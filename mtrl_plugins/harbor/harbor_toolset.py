@@ -27,9 +27,10 @@ from gateway.sandbox.grader import Grade, Grader, NoGrade, place_files
 from gateway.sandbox.provider import Completed, Sandbox
 from gateway.sandbox.sandbox_toolset import GRADE, SandboxSession, SandboxToolset, tool_spec
 from gateway.schema import SchemaError, checker_for
+from gateway.session import AnySession
 from gateway.toolset import PLANTED, Session, add_prefix
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
-from mtrl_plugins.harbor.boxes import ARTIFACTS, LOGS, MOST_S, TaskBoxes
+from mtrl_plugins.harbor.boxes import AGENT_LOGS, ARTIFACTS, LOGS, MOST_S, TaskBoxes
 from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.task_file import StepTable
 
@@ -39,6 +40,9 @@ LOOP_TOOLS = {
     END_STEP: "Runs the tests of a step, and returns the next instruction, or the rewards.",
     SOLVE: "Plays the task's own solution of a step.",
 }
+INFO = "harbor"
+"""The key of a rollout's infos with `rewards`, `problem`, and the `output` of the last tests."""
+LOOP = Context(audience="loop")
 UNSCORED = ("no reward", "invalid reward", "stopped")
 """Problems of a grade for which Harbor has no reward. Others, such as artifacts that are too large, are worth 0."""
 SETUP_S, SOLVE_S, LEAST_S = 120.0, 600.0, 5.0
@@ -100,18 +104,20 @@ class HarborToolset:
 
 
 class HarborSession:
-    """One rollout of a task."""
+    """One rollout of a task, for a policy that calls tools, or for an agent in its box."""
+
+    agent_folder = AGENT_LOGS
 
     def __init__(self, toolset: HarborToolset, boxes: TaskBoxes) -> None:
         self.toolset, self.boxes, self.task = toolset, boxes, boxes.task
-        self._tools = SandboxToolset(toolset.settings.tools, boxes.policy_boxes[0], toolset.provider, "harbor")
-        self._tools.grader = self._make_grader(0)  # Its boxes keep their files.
-        self._box = SandboxSession(self._tools, "")
+        self.tools = SandboxToolset(toolset.settings.tools, boxes.policy_boxes[0], toolset.provider, "harbor")
+        self.tools.grader = self._make_grader(0)  # Its boxes keep their files.
+        self._box = SandboxSession(self.tools, "")
         self._sandbox: Sandbox | None = None
-        self.own_specs: list[ToolSpec] = [*self._tools.specs]
+        self.own_specs: list[ToolSpec] = [*self.tools.specs]
         """The tools of this task alone."""
         self._servers: dict[str, Session] = {}
-        self._number, self._left_s = 0, inf
+        self._number, self.left_s = 0, inf
         """The step, and what is left of the time for the policy's calls in it."""
         self._rewards: list[Mapping[str, float]] = []
         self._planted = 0.0
@@ -127,6 +133,15 @@ class HarborSession:
     def _make_grader(self, number: int) -> Grader:
         boxes = self.boxes
         return Grader(boxes.grades[number], boxes.policy_boxes[0], self.toolset.provider, boxes.test_boxes[number])
+
+    async def begin(self) -> str:
+        """The instruction, for an agent. Raises Unavailable."""
+        return str((await call_task(self, BEGIN))["instruction"])
+
+    async def end(self, *, is_last: bool) -> tuple[Mapping[str, float], Mapping[str, Any], str | None]:
+        """Rewards, infos and the next instruction after an agent's step. Raises Unavailable."""
+        answer = await call_task(self, END_STEP, is_last=is_last)
+        return {}, {} if "instruction" in answer else {INFO: answer}, answer.get("instruction")
 
     async def add_server(self, name: str, server: McpToolset, task: Task, stack: AsyncExitStack) -> None:
         """Offers a server's tools, with its name before them if one is taken."""
@@ -165,39 +180,39 @@ class HarborSession:
 
     async def _call_tool(self, call: ToolCall, context: Context) -> ToolResult:
         """A call of the policy's, within the time that the task gives it: engines and graders do not count."""
-        if self._left_s <= 0:
+        if self.left_s <= 0:
             is_last = self._number + 1 == len(self.task.steps)
             return ToolResult((Text(NO_MORE_TIME),), Outcome.ERROR, done=is_last, reason="the task's time is over")
         if call.name not in self._servers:
-            await self._open_box()
+            await self.get_box()
         started, limit_s = monotonic(), self.toolset.settings.timeout_s
         if call.name not in self._servers:  # What runs in the box is told that its time is over.
-            limit_s = min(limit_s, max(LEAST_S, self._left_s))
+            limit_s = min(limit_s, max(LEAST_S, self.left_s))
         with anyio.move_on_after(limit_s):
             result = await self._servers.get(call.name, self._box).call(call, context)
-            self._left_s -= monotonic() - started
+            self.left_s -= monotonic() - started
             return result
         return ToolResult((Text("The tool did not answer in time."),), Outcome.TIMEOUT, reason="no answer in time")
 
-    async def _open_box(self) -> Sandbox:
+    async def get_box(self) -> Sandbox:
         """The rollout's box. A new one gets the task's files."""
         box = await self._box.get_sandbox()
         if box is not self._sandbox:
             self._sandbox = box
             with suppress(NoGrade):
-                await self._run(f"mkdir -p /logs/agent {LOGS} {ARTIFACTS}", SETUP_S)
-            if self._number == 0:
+                await self._run(f"mkdir -p {AGENT_LOGS} {LOGS} {ARTIFACTS}", SETUP_S)
+            if not self._box.has_left:
                 await self._upload(self.boxes.upload)
         return box
 
     async def _upload(self, folder: Path | None) -> None:
         """Puts the files of a folder into the working folder."""
         if folder is not None:
-            await place_files(await self._open_box(), {self.boxes.workdir: folder}, LOGS)
+            await place_files(await self.get_box(), {self.boxes.workdir: folder}, LOGS)
 
     async def _run(self, command: str, timeout_s: float) -> Completed:
         """Runs a command in the box; raises NoGrade where there is no shell."""
-        box = await self._open_box()
+        box = await self.get_box()
         try:
             return await box.run(("/bin/sh", "-c", command), b"", timeout_s)
         except OSError as error:
@@ -207,10 +222,10 @@ class HarborSession:
         """Prepares a step's box; returns what the policy is asked. Raises NoGrade where something is in the way, which
         the policy may have left in the step before."""
         step, parts = self._step, self.task.parts_of(self._step)
-        self._left_s = next((part.agent.timeout_sec for part in parts if part.agent.timeout_sec), inf)
-        self._tools.settings = self.boxes.policy_boxes[self._number]
+        self.left_s = next((part.agent.timeout_sec for part in parts if part.agent.timeout_sec), inf)
+        self.tools.settings = self.boxes.policy_boxes[self._number]
         if self.boxes.upload is not None:
-            await self._open_box()
+            await self.get_box()
         folder = self.task.folders_of(step)[0] / "workdir"
         if step is not None and folder.is_dir():
             await self._upload(folder)
@@ -229,6 +244,8 @@ class HarborSession:
         if self.task.is_separate(step) and self._sandbox is not None:
             for collect in (one for part in self.task.parts_of(step) for one in part.verifier.collect):
                 with suppress(NoGrade, SandboxEnded):  # It leaves nothing to collect.
+                    if not self._sandbox.alive:
+                        await self._box.keep_files()
                     await self._run(collect.command, min(collect.timeout_sec, MOST_S))
         grade = await self._box.grade(self._make_grader(self._number))
         self._planted += grade.is_planted
@@ -264,11 +281,20 @@ class HarborSession:
         folder = next((folder for folder in folders if (folder / "solve.sh").is_file()), None)
         if folder is None:
             raise Unavailable("it has no solution/solve.sh")
-        await place_files(await self._open_box(), {"/solution": folder}, LOGS)
+        await place_files(await self.get_box(), {"/solution": folder}, LOGS)
         env = {"DEBIAN_FRONTEND": "noninteractive", **self.boxes.resolve("solution.env", self.task.table.solution.env)}
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
         command = f"{exports}chmod +x /solution/solve.sh\n/solution/solve.sh"
-        return {"output": _describe(await self._run(command, min(self._left_s, SOLVE_S)))}
+        return {"output": _describe(await self._run(command, min(self.left_s, SOLVE_S)))}
+
+
+async def call_task(session: AnySession | Session, name: str, *, is_last: bool = False) -> dict[str, Any]:
+    """What a tool of the training loop answers. Raises Unavailable."""
+    result = await session.call(ToolCall(name, name, '{"is_last": true}' if is_last else "{}"), LOOP)
+    if result.outcome is not Outcome.OK:
+        raise Unavailable(result.reason or result.text)
+    answer: dict[str, Any] = result.structured
+    return answer
 
 
 def _describe(done: Completed) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator
 
@@ -19,6 +19,7 @@ from mtrl_plugins.harbor.task_file import INSTRUCTION, HarborTask, list_tasks, r
 if TYPE_CHECKING:
     from gateway.session import AnyGateway
     from gateway.toolset import Toolset
+    from trainer.rollout.settings import BaseRolloutSettings
     from trainer.rollout.steppers import Stepper
 
 MOST = {"memory_mb": 4096, "cpus": 2.0, "disk_mb": 4096, "files": 200_000, "processes": 512}
@@ -29,6 +30,7 @@ class HarborSettings(EnvironmentSettings):
     """A folder of Harbor tasks: the policy works in a sandbox, and the tests give the reward."""
 
     framework: ClassVar[str] = "harbor"
+    has_boxes: ClassVar[bool] = True
 
     python: None = None
     """Not used, and neither are `args` and `start_s`: the programs are those of the tasks' roots."""
@@ -60,6 +62,17 @@ class HarborSettings(EnvironmentSettings):
             "limits": {"assistant_turns": 50, "user_turns": 50, "tool_calls": 100, "timeout_s": 3600.0},
         }
         return values if self.held_out is None else {**values, "evaluation": {"data": "environment:eval"}}
+
+    def for_agent(self) -> Self:
+        return self if "tools" in self.model_fields_set else self.model_copy(update={"tools": ()})
+
+    def check(self, settings: BaseRolloutSettings) -> None:
+        super().check(settings)
+        if getattr(settings, "agent", None) is not None:
+            if self.tools:
+                raise ValueError("an `agent` brings its own tools: remove `environment.tools`")
+            if self.sandbox.provider is not None:
+                raise ValueError(f"agents do not run in a `{self.sandbox.provider.key}`: remove it, or `agent`")
 
     @cached_property
     def folders(self) -> Mapping[str, Mapping[str, Path]]:
@@ -101,11 +114,11 @@ class HarborSettings(EnvironmentSettings):
         if problem := find_provider_problem(self.sandbox):
             raise ConfigError(f"tasks cannot be played here: {problem}", field="environment.sandbox")
 
-    async def try_out(self, gateway: AnyGateway) -> str:
+    async def try_out(self, gateway: AnyGateway, settings: BaseRolloutSettings) -> str:
         """Reads all tasks, and plays the solutions of some. Raises ConfigErrors with what is wrong."""
         from mtrl_plugins.harbor.try_tasks import try_tasks
 
-        return await try_tasks(self, gateway)
+        return await try_tasks(self, gateway, getattr(settings, "agent", None))
 
 
 def _read_prompt(folder: Path) -> str:

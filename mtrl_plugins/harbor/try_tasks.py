@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -12,9 +13,11 @@ from gateway.plural import format_count
 from gateway.session import AnyGateway
 from gateway.types import Task
 from mtrl_plugins.harbor.boxes import TaskBoxes
-from mtrl_plugins.harbor.harbor_rollout import call_task
-from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP, SOLVE
+from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP, SOLVE, call_task
 from mtrl_plugins.harbor.settings import HarborSettings
+
+if TYPE_CHECKING:
+    from mtrl_plugins.agents.settings import AgentSettings
 
 SAMPLE, SHOWN = 5, 20
 """Tasks whose solutions are played, and tasks whose problems are shown."""
@@ -22,10 +25,10 @@ TRY_S = 1200.0
 """What a solution and its tests have, which is what both have by default."""
 
 
-async def try_tasks(settings: HarborSettings, gateway: AnyGateway) -> str:
-    """What the tasks are; raises ConfigErrors with all problems."""
+async def try_tasks(settings: HarborSettings, gateway: AnyGateway, agent: AgentSettings | None = None) -> str:
+    """What the tasks are; raises ConfigErrors with all problems, also for an agent that is to play them."""
     folders = {name: folder for split in settings.folders.values() for name, folder in split.items()}
-    problems, n_shared = await to_thread.run_sync(_read_tasks, settings, folders)
+    problems, n_shared = await to_thread.run_sync(_read_tasks, settings, folders, agent)
     names = [name for name in folders if name not in problems]
     sample = names[:: max(1, -(-len(names) // SAMPLE))]
     for name in sample:
@@ -44,12 +47,19 @@ async def try_tasks(settings: HarborSettings, gateway: AnyGateway) -> str:
     return f"{found}; the solutions of {', '.join(sample)} are worth 1{cheats if n_shared else ''}"
 
 
-def _read_tasks(settings: HarborSettings, names: Iterable[str]) -> tuple[dict[str, ConfigError], int]:
+def _read_tasks(
+    settings: HarborSettings, names: Iterable[str], agent: AgentSettings | None
+) -> tuple[dict[str, ConfigError], int]:
     """What is wrong with tasks, by name, and how many others have tests in the policy's box."""
     problems, n_shared = dict[str, ConfigError](), 0
+    if agent is not None:
+        from mtrl_plugins.agents.agent_box import find_program
     for name in names:
         try:
-            task = TaskBoxes(settings, settings.read(name)).task
+            boxes = TaskBoxes(settings, settings.read(name))
+            task = boxes.task
+            if agent is not None:
+                find_program(agent, boxes.policy_boxes[0], [f"{server}_..." for server, _ in boxes.servers])
             n_shared += not all(task.is_separate(step) for step in task.steps)
         except ConfigError as error:
             problems[name] = error

@@ -11,7 +11,6 @@ import random
 import socket
 import ssl
 from collections.abc import Collection, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urlsplit
@@ -30,12 +29,14 @@ LOOK_S, LOOK_WITHIN_S = 1.0, 2.0
 """How often machines are asked how full they are while sandboxes are started, and the time for an answer."""
 RETRY_S, MAX_RETRY_S = 10.0, 60.0
 """When a machine that failed is asked again; each further failure doubles it."""
-RESOLVE_S = 10.0
-"""How often names are resolved: machines come and go behind one."""
-QUEUE_S = 60.0
-"""How long a start waits for room, but no longer than half of the time that its call has left."""
+RESOLVE_S, FIRST_RESOLVE_S = 10.0, 10.0
+"""How often names are resolved, since machines come and go behind one; and the time for the first answer."""
+QUEUE_S, TURN_S = 60.0, 10.0
+"""How long a start waits for room, but no longer than half of the time that its call has left; and how long in a
+machine's queue, before it looks for a shorter one."""
 SILENT_S, PROBES = 5.0, 3
 """A request that takes longer asks whether the machine is there at all; this many questions may stay unanswered."""
+LATE = "it did not answer in time"
 MAX_PROBLEMS = 5
 UNAUTHORIZED = 401
 
@@ -46,8 +47,10 @@ class Machine:
 
     url: str
     """The address of its sandboxes."""
+    headers: Mapping[str, str]
+    """Those of each request: the token, and the host as it was named, since the address may be an IP."""
     running: int = 0
-    """Its sandboxes, as it said itself, and those that were started or stopped from here since."""
+    """Its sandboxes, and starts that wait for room, as it said itself; and those from here since."""
     most: int = 0
     problem: str = ""
     """Why it gets no new sandboxes for now."""
@@ -63,9 +66,9 @@ class Machine:
         return urlsplit(self.url).netloc
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """What is chosen first."""
-        return anyio.current_time() - self.failed_at < RETRY_S, self.running / self.most
+    def load(self) -> float:
+        """How full it is; more than 1 where starts wait. One that has just failed counts as full."""
+        return self.running / max(1, self.most) + (anyio.current_time() - self.failed_at < RETRY_S)
 
     def set_aside(self, problem: str) -> None:
         """Gives it no new sandboxes until it answers again."""
@@ -92,51 +95,43 @@ class Machines:
         self._known: dict[str, Machine] = {}
         self._resolved_at = -RESOLVE_S
         self._turn = anyio.Lock()
-        self._freed = anyio.Event()
 
     async def choose(self, tried: Mapping[Machine, str], only: Machine | None = None) -> Machine:
-        """The least loaded machine, with a place taken on it; waits while all are full. Raises Unavailable."""
-        left_s = anyio.current_effective_deadline() - anyio.current_time()
-        wait_s, usable = min(QUEUE_S, left_s / 2), list[Machine]()
-        with anyio.move_on_after(wait_s):
-            async with AsyncExitStack() as stack:
-                if only is None:  # The first that waits looks for room; files wait for their own machine.
-                    await stack.enter_async_context(self._turn)
-                while True:
-                    machines = await self._look(only)
-                    usable = [machine for machine in machines if not machine.problem and machine not in tried]
-                    if not usable:
-                        raise Unavailable(f"no sandbox was started: {_describe_problems(machines, tried)}")
-                    if free := [machine for machine in usable if machine.running < machine.most]:
-                        random.shuffle(free)  # Other gateways choose, too.
-                        chosen = min(free, key=lambda machine: machine.rank)
-                        chosen.running += 1
-                        return chosen
-                    with anyio.move_on_after(LOOK_S):
-                        await self._freed.wait()
-        most = sum(machine.most for machine in usable)
-        text = f"all {most} sandboxes of {_names(usable)} are in use" if usable else "others wait for sandboxes"
-        remedy = "start more servers of sandboxes, raise their --most, or lower `concurrency.inflight_rollouts`"
-        raise Unavailable(f"{text}, and none became free within {wait_s:.0f} s: {remedy}")
+        """The least loaded machine, or `only` this one, with a place in its queue taken; raises Unavailable."""
+        async with self._turn:
+            machines = await self._look(only)
+        usable = [machine for machine in machines if not machine.problem and machine not in tried]
+        if not usable:  # Where all are busy, a late one may still start it.
+            usable = [machine for machine in machines if machine.problem == LATE and machine not in tried]
+        if not usable:
+            raise Unavailable(f"no sandbox was started: {_describe_problems(machines, tried)}")
+        random.shuffle(usable)  # Other gateways choose, too.
+        chosen = min(usable, key=lambda machine: machine.load)
+        chosen.running += 1
+        return chosen
 
-    def free(self, machine: Machine) -> None:
-        """Takes note that a sandbox has ended."""
-        machine.running -= 1
-        self._freed.set()
-        self._freed = anyio.Event()
+    def describe_full(self, wait_s: float) -> str:
+        """That none had room for so long, and what to do."""
+        full = [machine for machine in self._known.values() if not machine.problem]
+        names = full[0].name if len(full) == 1 else f"{len(full)} machines"
+        text = f"all {sum(machine.most for machine in full)} sandboxes of {names} are in use"
+        remedy = "start more servers of sandboxes, raise their --most, or lower `concurrency.inflight_rollouts`"
+        return f"{text}, and none became free within {wait_s:.0f} s: {remedy}"
 
     async def _look(self, only: Machine | None) -> list[Machine]:
         """Asks the machines that were not asked for a while; all that failed, if no other is left."""
         now = anyio.current_time()
         if now - self._resolved_at >= RESOLVE_S:
-            urls = await to_thread.run_sync(find_machines, self._remote, abandon_on_cancel=True)
-            self._known = {url: self._known.get(url) or Machine(url) for url in urls}
             self._resolved_at = now
+            within_s = LOOK_WITHIN_S if self._known else FIRST_RESOLVE_S  # After it, known ones stay.
+            with anyio.move_on_after(within_s):
+                found = await to_thread.run_sync(find_machines, self._remote, abandon_on_cancel=True)
+                self._known = {machine.url: self._known.get(machine.url) or machine for machine in found}
         machines = [*self._known.values()] if only is None else [only]
         are_lost = all(machine.problem for machine in machines)
         due = [one for one in machines if now - one.asked_at >= (LOOK_S if are_lost else one.pause_s)]
         if due:
-            async with open_client(self._remote) as http, anyio.create_task_group() as tasks:
+            async with open_client() as http, anyio.create_task_group() as tasks:
                 for machine in due:
                     tasks.start_soon(_ask, http, machine)
         return machines
@@ -148,7 +143,7 @@ async def _ask(http: httpx2.AsyncClient, machine: Machine) -> None:
         machine.pause_s = min(MAX_RETRY_S, 2 * machine.pause_s)
     try:
         with anyio.fail_after(LOOK_WITHIN_S):
-            answer = await http.get(machine.url)
+            answer = await http.get(machine.url, headers=machine.headers)
         if answer.is_success:
             machine.take_count(answer.json())
         else:
@@ -168,7 +163,7 @@ async def post_watched(http: httpx2.AsyncClient, machine: Machine, url: str, con
         while silent < PROBES:
             try:
                 with anyio.fail_after(SILENT_S):
-                    await http.get(machine.url)
+                    await http.get(machine.url, headers=machine.headers)
                 silent = 0
                 await anyio.sleep(SILENT_S)
             except (httpx2.HTTPError, TimeoutError):
@@ -179,7 +174,7 @@ async def post_watched(http: httpx2.AsyncClient, machine: Machine, url: str, con
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
         try:
-            answer = await http.post(url, content=content)
+            answer = await http.post(url, content=content, headers=machine.headers)
         except httpx2.HTTPError as error:
             answer = error
         tasks.cancel_scope.cancel()
@@ -188,39 +183,41 @@ async def post_watched(http: httpx2.AsyncClient, machine: Machine, url: str, con
     return answer
 
 
-def find_machines(remote: RemoteSettings) -> list[str]:
-    """The addresses of all machines. A name of plain HTTP that stands for several addresses stands for as many of them;
-    one of HTTPS stays a name, for which its certificate is."""
-    urls = []
+def find_machines(remote: RemoteSettings) -> list[Machine]:
+    """All machines. Each address that a name of plain HTTP stands for is one, and stays the same when others follow; a
+    name of HTTPS stays a name, for which its certificate is."""
+    token = {} if remote.token is None else {"authorization": f"Bearer {remote.token.get_secret_value()}"}
+    machines = {}
     for address in remote.urls:
         parts = urlsplit(address)
         hosts = _resolve(parts.hostname or "", parts.port or 80) if parts.scheme == "http" else []
-        of_one = [f"[{host}]" if ":" in host else host for host in hosts] if len(hosts) > 1 else [None]
-        for host in of_one:
-            netloc = parts.netloc if host is None else f"{host}:{parts.port or 80}"
-            urls.append(parts._replace(netloc=netloc, path=parts.path.rstrip("/") + PATH).geturl())
-    return list(dict.fromkeys(urls))
+        for netloc in [f"{host}:{parts.port or 80}" for host in hosts] or [parts.netloc]:
+            url = parts._replace(netloc=netloc, path=parts.path.rstrip("/") + PATH).geturl()
+            machines[url] = Machine(url, {"content-type": "application/json", "host": parts.netloc, **token})
+    return [*machines.values()]
 
 
 def _resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name, of IPv4 if it has several of them: a machine may have one of each kind."""
+    """The addresses of a name: those of IPv4 where it has both kinds; none where it has one of each, which may be one
+    machine's."""
     try:
-        found = [info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError:  # Whoever connects to it tells why.
         return []
-    kinds = [sorted({str(one) for one in found if (":" in str(one)) is is_six}) for is_six in (False, True)]
-    return next((kind for kind in kinds if len(kind) > 1), [])
+    four, six = sorted(one for one in found if ":" not in one), sorted(f"[{one}]" for one in found if ":" in one)
+    return [] if len(four) == len(six) == 1 else four or six
 
 
 def find_remote_problem(remote: RemoteSettings) -> str | None:
     """Why machines cannot be used, with what to do; None if all can."""
     problems = []
-    with httpx2.Client(headers=make_headers(remote), timeout=10.0, trust_env=False, verify=_make_tls()) as http:
-        for url in find_machines(remote):
+    with httpx2.Client(timeout=10.0, trust_env=False, verify=_make_tls()) as http:
+        for machine in find_machines(remote):
+            url = machine.url.removesuffix(PATH)
             try:
-                answer = http.get(url)
+                answer = http.get(machine.url, headers=machine.headers)
                 if answer.is_success:
-                    Machine(url).take_count(answer.json())
+                    machine.take_count(answer.json())
                     continue
                 remedy = "correct `token`" if answer.status_code == UNAUTHORIZED else "see the server's log"
                 problems.append(f"{url}: {describe_answer(answer)}\n  remedy: {remedy}")
@@ -233,21 +230,15 @@ def find_remote_problem(remote: RemoteSettings) -> str | None:
     return problems[0].replace("\n", f"{others}\n", 1) if problems else None
 
 
-def open_client(remote: RemoteSettings) -> httpx2.AsyncClient:
-    """A client that sends the token; whoever uses it sets deadlines."""
-    return httpx2.AsyncClient(headers=make_headers(remote), timeout=None, trust_env=False, verify=_make_tls())
+def open_client() -> httpx2.AsyncClient:
+    """A client for machines; whoever uses it sets deadlines."""
+    return httpx2.AsyncClient(timeout=None, trust_env=False, verify=_make_tls())
 
 
 @cache
 def _make_tls() -> ssl.SSLContext:
     """One for all: each would read all certificates, for which the event loop is held."""
     return httpx2.create_ssl_context(trust_env=False)
-
-
-def make_headers(remote: RemoteSettings) -> dict[str, str]:
-    """The headers of each request."""
-    token = {} if remote.token is None else {"authorization": f"Bearer {remote.token.get_secret_value()}"}
-    return {"content-type": "application/json", **token}
 
 
 def describe_answer(answer: httpx2.Response) -> str:
@@ -261,14 +252,12 @@ def describe_answer(answer: httpx2.Response) -> str:
 
 def describe_error(error: BaseException) -> str:
     """An error of a request, for people."""
-    return "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return LATE if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
 def _describe_problems(machines: Collection[Machine], tried: Mapping[Machine, str]) -> str:
     shown = [f"{one.name}: {one.problem or tried[one]}" for one in [*machines][:MAX_PROBLEMS]]
     more = len(machines) - len(shown)
-    return "; ".join(shown) + (f"; and {more} more machines" if more > 0 else "")
-
-
-def _names(machines: Collection[Machine]) -> str:
-    return next(iter(machines)).name if len(machines) == 1 else f"{len(machines)} machines"
+    return "; ".join(shown or ["the names of `url` are not resolved"]) + (
+        f"; and {more} more machines" if more > 0 else ""
+    )

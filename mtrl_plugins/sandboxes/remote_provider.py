@@ -28,18 +28,18 @@ from gateway.sandbox.large_messages import (
 )
 from gateway.sandbox.provider import FILE_S, MARGIN_S, MOST_IMAGES, Completed, FrozenFiles
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from mtrl_plugins.sandboxes import machines
 from mtrl_plugins.sandboxes.machines import (
     Machine,
     Machines,
     describe_answer,
     describe_error,
-    make_headers,
     open_client,
     post_watched,
 )
 from mtrl_plugins.sandboxes.settings import RemoteSettings
 
-START_S, STOP_S, LOST_STOP_S = 120.0, 10.0, 1.0
+START_S, STOP_S, LOST_STOP_S, LEAST_WAIT_S = 120.0, 10.0, 1.0, 0.1
 ANSWER_SHARE = 0.9
 """Share of a call's time in which the server must answer; the rest is for the way."""
 END_S, END_SHARE = 2.5, 0.3
@@ -54,7 +54,7 @@ class RemoteProvider:
     mounts_states = False
 
     def __init__(self, remote: RemoteSettings) -> None:
-        self._remote, self._machines = remote, Machines(remote)
+        self._machines = Machines(remote)
 
     async def start(
         self,
@@ -67,47 +67,51 @@ class RemoteProvider:
         frozen = files_of.sandbox if isinstance(files_of, RemoteFiles) else None
         body: dict[str, Any] = {"settings": settings.model_dump(mode="json", exclude={"container", "remote"})}
         body |= {"keeps_files": keeps_files, "files_of": frozen and frozen.url.rpartition("/")[2]}
-        began, tried = anyio.current_time(), dict[Machine, str]()
+        began, tried, sandbox = anyio.current_time(), dict[Machine, str](), None
+        wait_s = min(machines.QUEUE_S, (anyio.current_effective_deadline() - began) / 2)
         try:
             with anyio.fail_after(START_S):
-                while True:
+                while sandbox is None:
                     machine = await self._machines.choose(tried, frozen.machine if frozen else None)
-                    sandbox = await self._start_on(machine, settings, body, tried)
-                    if sandbox is not None:
-                        break
+                    left_s = began + wait_s - anyio.current_time()
+                    body["wait_s"] = max(LEAST_WAIT_S, min(machines.TURN_S, left_s))
+                    sandbox, is_full = await self._start_on(machine, settings, body, tried)
+                    if is_full and left_s <= machines.TURN_S:
+                        raise Unavailable(self._machines.describe_full(wait_s))
         except BaseException as error:
             statistics.count_refusal()
             if isinstance(error, TimeoutError):
                 raise Unavailable(f"no sandbox was started within {START_S:g} s") from error
             raise
         statistics.count_start(anyio.current_time() - began, sandbox.machine.name)
-        HEARTBEATS.add(sandbox.url, make_headers(self._remote), sandbox.lease_s)
+        HEARTBEATS.add(sandbox.url, sandbox.machine.headers, sandbox.lease_s)
         return sandbox
 
     async def _start_on(
         self, machine: Machine, settings: SandboxSettings, body: Mapping[str, Any], tried: dict[Machine, str]
-    ) -> RemoteSandbox | None:
-        """A sandbox of a machine; None where it has no room, or fails, which `tried` says then."""
-        http, sandbox = open_client(self._remote), None
+    ) -> tuple[RemoteSandbox | None, bool]:
+        """A sandbox of a machine, or whether it has no room. One that fails is set aside, or `tried` has the reason."""
+        http, sandbox, is_full = open_client(), None, False
         try:
             answer = await post_watched(http, machine, machine.url, await encode_message(body))
             if answer.is_success:
-                sandbox = RemoteSandbox(http, machine, self._machines, settings, await parse_message(answer.content))
+                sandbox = RemoteSandbox(http, machine, settings, await parse_message(answer.content))
                 sandbox.keeps_files = bool(body["keeps_files"])
-            elif answer.status_code == FULL:  # Another gateway took the place.
-                machine.running = max(machine.running, machine.most + 1)
+            elif answer.status_code == FULL:
+                is_full = True
             else:
                 machine.failed_at, tried[machine] = anyio.current_time(), describe_answer(answer)
         except httpx2.HTTPError as error:
-            machine.set_aside(describe_error(error))
+            tried[machine] = describe_error(error)
+            machine.set_aside(tried[machine])
         except (ValueError, KeyError, TypeError, RecursionError):
             tried[machine] = "it sent an answer that cannot be read"
         finally:
             if sandbox is None:
-                self._machines.free(machine)
+                machine.running -= 1
                 with anyio.CancelScope(shield=True):
                     await http.aclose()
-        return sandbox
+        return sandbox, is_full
 
 
 class RemoteSandbox:
@@ -117,11 +121,10 @@ class RemoteSandbox:
         self,
         http: httpx2.AsyncClient,
         machine: Machine,
-        machines: Machines,
         settings: SandboxSettings,
         started: Mapping[str, Any],
     ) -> None:
-        self.url, self.machine, self._machines = f"{machine.url}/{started['id']}", machine, machines
+        self.url, self.machine = f"{machine.url}/{started['id']}", machine
         self.lease_s = float(started["lease_s"])
         self.python: Sequence[str] = tuple(map(str, started["python"]))
         self.keeps_files = False
@@ -175,7 +178,7 @@ class RemoteSandbox:
         HEARTBEATS.remove(self.url)
         with anyio.move_on_after(LOST_STOP_S if self.machine.problem else STOP_S, shield=True):
             with suppress(httpx2.HTTPError):
-                await self._http.delete(self.url)
+                await self._http.delete(self.url, headers=self.machine.headers)
             await self._http.aclose()
         self._free()
 
@@ -188,7 +191,7 @@ class RemoteSandbox:
         """Another one may have its place: frozen files take none."""
         if self._has_place:
             self._has_place = False
-            self._machines.free(self.machine)
+            self.machine.running -= 1
 
     async def _completed(self, reply: Mapping[str, Any]) -> Completed:
         most, status = self._settings.output_bytes, reply.get("status")

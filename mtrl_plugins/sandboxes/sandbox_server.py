@@ -58,6 +58,8 @@ class StartRequest(FrozenModel):
     """Whether it may be frozen: its files outlive its processes, until it is stopped."""
     files_of: str | None = None
     """The frozen sandbox whose files it begins with."""
+    wait_s: Seconds = 0.1
+    """How long it may wait for room."""
 
 
 class FreezeRequest(FrozenModel):
@@ -123,10 +125,11 @@ class SandboxServer:
         self.allowed_hosts = allowed_hosts
         """The hosts that clients may list: they are reached from this machine, which may have services of its own."""
         self.leases: dict[str, Lease] = {}
-        self._starting = 0
+        self._starting, self._waiting = 0, 0
+        self._turn, self._freed = anyio.Lock(), anyio.Event()
 
     async def count(self, _: Request) -> ASGIApp:
-        return json_response({"running": self._count_running(), "most": self.most})
+        return json_response({"running": self._count_running() + self._waiting, "most": self.most})
 
     def _count_running(self) -> int:
         """Those that take a place: frozen files take none."""
@@ -140,18 +143,36 @@ class SandboxServer:
         if refused := [host for host in settings.hosts if not self.allowed_hosts.includes(host)]:
             problem = f"This server does not allow hosts that `network` lists: {', '.join(refused)[:MAX_TEXT]}."
             raise Problem(422, "invalid_request", problem, remedy=HOSTS_REMEDY)
-        if self._count_running() >= self.most:
-            remedy = "Try again when one has ended, or start the server with a higher --most."
-            raise Problem(FULL, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
-        self._starting += 1
+        await self._take_place(body.wait_s)
         try:
             files = None if body.files_of is None else self._find_files(body.files_of)
             sandbox = await self.provider.start(settings, keeps_files=body.keeps_files, files_of=files)
         finally:
             self._starting -= 1
+            self._free_place()
         id = token_urlsafe(24)
         self.leases[id] = Lease(sandbox, anyio.current_time() + self.lease_s)
         return json_response({"id": id, "lease_s": self.lease_s, "python": list(sandbox.python)}, 201)
+
+    async def _take_place(self, wait_s: float) -> None:
+        """Waits for room; who comes first is served first, from whichever gateway."""
+        self._waiting += 1
+        try:
+            with anyio.move_on_after(wait_s):
+                async with self._turn:
+                    while self._count_running() >= self.most:
+                        await self._freed.wait()
+                    self._starting += 1
+                    return
+        finally:
+            self._waiting -= 1
+        remedy = "Try again when one has ended, or start the server with a higher --most."
+        raise Problem(FULL, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
+
+    def _free_place(self) -> None:
+        """The first that waits looks whether there is room."""
+        self._freed.set()
+        self._freed = anyio.Event()
 
     def _find_lease(self, id: str) -> Lease:
         lease = self.leases.get(id)
@@ -208,6 +229,7 @@ class SandboxServer:
 
         async def do() -> Mapping[str, Any]:
             lease.files = lease.files or await lease.sandbox.freeze()
+            self._free_place()
             return {}
 
         return await self._answer(lease.sandbox, body.answer_within_s, do)
@@ -232,6 +254,7 @@ class SandboxServer:
     async def stop(self, request: Request) -> ASGIApp:
         lease = self.leases.pop(request.path_params["id"], None)
         if lease is not None:
+            self._free_place()
             await lease.stop()
         return json_response({})
 
@@ -241,6 +264,7 @@ class SandboxServer:
             await anyio.sleep(self.lease_s / BEATS_PER_LEASE)
             now = anyio.current_time()
             ended = [self.leases.pop(id) for id, lease in [*self.leases.items()] if lease.ends < now]
+            self._free_place()
             async with anyio.create_task_group() as tasks:
                 for lease in ended:
                     tasks.start_soon(lease.stop)

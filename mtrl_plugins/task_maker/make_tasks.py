@@ -32,6 +32,8 @@ class MakeSettings:
     """The share of tasks that are held out."""
     seed: int = 0
     examples: Examples = field(default_factory=dict)
+    answers_only: bool = False
+    """Whether tasks are left out that a state grades."""
 
 
 @dataclass
@@ -201,6 +203,8 @@ class TaskMaker:
     def _make_task(self, chain: Chain) -> MadeTask:
         """The chain with its question; raises Dropped with what is wrong with it."""
         self._check_wanted(chain)
+        if self._settings.answers_only and (chain.answer is None or chain.end_state):
+            raise Dropped("its grade needs the server's state")
         if any(split_of(value) != chain.split for value in chain.values):
             raise Dropped("one of its values belongs to the other split")
         if problem := self._knows_nothing.find_problem(chain):

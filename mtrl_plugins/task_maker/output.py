@@ -50,22 +50,26 @@ def write_tasks(out: Path, made: Sequence[MadeTask], server: Server, mcp: Path) 
     turns = max(task.chain.level for task in made) + 3
     values = {"name": server.name, "file": run_file, "data": out, "held_out": held_out_file(out)}
     text = RUN_FILE + EVALUATION if has_held_out else RUN_FILE
-    text = text.format(**{key: _yaml(value) for key, value in values.items()}, mcp=_yaml(mcp), turns=turns)
+    text = text.format(**{key: format_yaml(value) for key, value in values.items()}, mcp=format_yaml(mcp), turns=turns)
     write_atomically(run_file, text.encode())
     return [*files.values(), run_file]
 
 
-def _yaml(value: object) -> str:
+def format_yaml(value: object) -> str:
     """A path or number as YAML."""
     text = str(value)
     return text if all(character.isalnum() or character in "./_-" for character in text) else json.dumps(text)
 
 
-def check_output(out: Path) -> None:
-    """Raises ConfigError if one of the files exists already."""
-    for file in (out, held_out_file(out), out.with_suffix(".yaml")):
+def check_output(out: Path, *, is_folder: bool = False) -> None:
+    """Raises ConfigError if one of the files exists already, or the folder of Harbor tasks."""
+    for file in (out, out.with_suffix(".yaml"), *(() if is_folder else [held_out_file(out)])):
         if file.exists():
-            raise ConfigError("already exists", file=file, field="--out", remedy="name another file, or remove it")
+            raise ConfigError("already exists", file=file, field="--out", remedy="name another one, or remove it")
+    if is_folder and out.suffix:
+        raise ConfigError(
+            f"is {out.name!r}", field="--out", remedy="Harbor tasks are folders: name one for them, tasks"
+        )
     if out.suffix == ".yaml":
         raise ConfigError(f"is {out.name!r}", field="--out", remedy="tasks are lines of JSON: name it tasks.jsonl")
 

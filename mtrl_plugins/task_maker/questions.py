@@ -15,7 +15,8 @@ from mtrl_plugins.task_maker.values import Path, Value, leaves
 MAX_PHRASE = 160
 MAX_QUESTION = 2_000
 OPENINGS = ("", "Use the tools. ", "With the tools at hand: ")
-ANSWER = "What is {what}? Answer with #### and the value."
+ANSWER_FORM = " Answer with #### and the value."
+ANSWER = "What is {what}?" + ANSWER_FORM
 FUNCTION_WORDS = {"as", "at", "by", "for", "from", "in", "is", "of", "on", "to", "with"}
 _SENTENCE = re.compile(r"(.+?[.!?])(?=\s|$)", re.DOTALL)
 

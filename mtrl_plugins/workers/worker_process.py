@@ -223,7 +223,7 @@ async def _open_runner(job: WorkerJob, options: WorkerOptions, engine: RemoteEng
     """What rollouts share: this process's own gateway, template, stepper, and endpoint for agents."""
     settings = job.settings if options.tools is None else job.settings.model_copy(update={"tools": options.tools})
     stepper = make_stepper(settings)
-    player = next((player for part in settings.parts if (player := part.make_player())), None)
+    player = next((player for part in settings.parts if (player := part.make_player(settings))), None)
     async with AsyncExitStack() as stack:
         try:
             gateway = await stack.enter_async_context(make_gateway(settings))

@@ -7,12 +7,19 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 
 from tests.plugins.agents.agent_harness import call_text, open_agents
+from tests.plugins.harbor.harbor_runs import open_agent
+from tests.plugins.harbor.harbor_tasks import Sample, reward, write_task
+from tests.sandbox.roots import make_root
+from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import RolloutLimits
 
 CODEX = """model = "policy"
@@ -97,13 +104,38 @@ def policy(prompt: str) -> str:
     return call_text(name, f'{{"{field}":   "{COMMAND}"{more}}}')
 
 
-async def main(name: str, bin_folder: Path) -> None:
-    """Plays the rollout."""
-    agent = AGENTS[name]
-    command = (str(bin_folder / agent["command"][0]), *agent["command"][1:])
-    env = {"HOME": "{folder}", **agent["env"]}
+CHECK_TASK = reward('[ "$(cat sum.txt)" = 42 ]; echo $((1 - $?))')
+HARBOR = Sample(
+    "sum",
+    files={
+        "environment/numbers.txt": "40\n2\n", "task.toml.environment": 'workdir = "/app"\n', "instruction.md": PROMPT,
+        "tests/test.sh": CHECK_TASK,
+    },
+    policies=((COMMAND,),),
+)  # fmt: skip
+"""The same task in Harbor's format, for a root of busybox in which this machine's programs are seen."""
+SYSTEM = ("/usr", "/lib", "/lib64")
+
+
+async def play_harbor(command: tuple[str, ...], env: Mapping[str, str], files: Mapping[str, str]) -> Rollout:
+    """Plays the Harbor task."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        root = make_root(Path(folder) / "roots", patch)
+        write_task(Path(folder) / "tasks", HARBOR)
+        words = ["{prompt}" if word == PROMPT else word for word in command]
+        agent = {"command": words, "env": env, "files": files, "stdin": "none"}
+        sandbox = {"readable": SYSTEM, "memory_mb": 4096, "processes": 512, "disk_mb": 1024, "files": 100_000}
+        limits = {"turn_tokens": 400, "timeout_s": 200}
+        async with open_agent(
+            Path(folder) / "tasks", agent, policy, limits=limits, sandbox=sandbox, roots={"busybox": root}
+        ) as runs:
+            rollout, score = await runs.play("sum")
+    return replace(rollout, rewards={} if score is None else {"harbor": score})
+
+
+async def play_row(command: tuple[str, ...], env: Mapping[str, str], files: Mapping[str, str]) -> Rollout:
+    """Plays the task of a row, with a grade."""
     limits = RolloutLimits(turn_tokens=400, rollout_tokens=200_000, timeout_s=200)
-    files = {"numbers.txt": "40\n2\n", **agent["files"]}
     with tempfile.NamedTemporaryFile("w") as check:
         check.write(CHECK)
         check.flush()
@@ -111,10 +143,19 @@ async def main(name: str, bin_folder: Path) -> None:
             "command": ["sh", "check.sh"], "files": {"/rollout/check.sh": check.name}, "reward": "/rollout/logs",
             "artifacts": ["/rollout/sum.txt"],
         }  # fmt: skip
+        files = {"numbers.txt": "40\n2\n", **files}
         async with open_agents(
             policy, limits=limits, command=command, env=env, files=files, stdin="none", sandbox={}, grade=grade
         ) as harness:
-            rollout = await harness.run()
+            return await harness.run()
+
+
+async def main(name: str, bin_folder: Path, kind: str) -> None:
+    """Plays the rollout."""
+    agent = AGENTS[name]
+    command = (str(bin_folder / agent["command"][0]), *agent["command"][1:])
+    play = play_harbor if kind == "harbor" else play_row
+    rollout = await play(command, {"HOME": "{folder}", **agent["env"]}, agent["files"])
     seen = rollout.infos.get("agent", {})
     output = str(rollout.infos.get("agent_output", ""))
     print(
@@ -135,4 +176,4 @@ async def main(name: str, bin_folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], Path(sys.argv[2]))
+    anyio.run(main, sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -1,4 +1,5 @@
-"""Agents from npm and mini-swe-agent finish a task in a box, unmodified, where only loopback is reached."""
+"""Agents from npm and mini-swe-agent finish a task in a box, unmodified, where only loopback is reached: a row's task,
+which is graded, and one of Harbor."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ PYTHON_BIN = ROOT / ".agents" / "bin"
 TIMEOUT_S = 300
 
 
-def play(name: str) -> dict[str, Any]:
+def play(name: str, kind: str) -> dict[str, Any]:
     """Plays a rollout in a network namespace of its own."""
     unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
     inside = 'ip link set lo up && exec "$@"'
     command = [*unshare, "sh", "-c", inside, "sh", sys.executable, "-m", "tests.agents.npm_agents", name]
-    command.append(str(PYTHON_BIN if name == "mini" else BIN))
+    command += [str(PYTHON_BIN if name == "mini" else BIN), kind]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     played: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -40,11 +41,12 @@ def play(name: str) -> dict[str, Any]:
         ("gemini", [2], ["run_shell_command"], {"arguments": 1}),
     ],
 )
+@pytest.mark.parametrize("kind", ["grade", "harbor"])
 def test_agent_finishes_a_task_with_exact_ids(
-    name: str, branches: list[int], calls: list[str], changed: dict[str, int]
+    name: str, branches: list[int], calls: list[str], changed: dict[str, int], kind: str
 ) -> None:
-    played = play(name)
+    played = play(name, kind)
     assert (played["stop"], played["reason"]) == ("done", ""), played
     assert played["turns"] == branches and played["calls"] == calls
     assert played["changed"] == changed and played["retokenised"] == 0
-    assert played["rewards"] == {"grade": 1.0}
+    assert played["rewards"] == {kind: 1.0}

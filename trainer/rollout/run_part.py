@@ -67,6 +67,8 @@ class RunPart(FrozenModel):
     """The section's name."""
     brings_rows: ClassVar[bool] = False
     """Whether the tasks are its own, so that there are no rows of the user's to check."""
+    has_boxes: ClassVar[bool] = False
+    """Whether its tasks are played in sandboxes of their own, in which an agent's program can play them, too."""
     acts_unseen: ClassVar[bool] = False
     """Whether rollouts may act otherwise than by calls: they cannot be rehearsed, nor begun again when lost."""
 
@@ -116,7 +118,7 @@ class RunPart(FrozenModel):
         """What it cannot do with tasks."""
         return ()
 
-    async def try_out(self, gateway: AnyGateway) -> str:
+    async def try_out(self, gateway: AnyGateway, settings: BaseRolloutSettings) -> str:
         """Tries it, for `check` and `--dry-run`; returns what it said. Raises GatewayError."""
         return ""
 
@@ -124,7 +126,7 @@ class RunPart(FrozenModel):
         """What `check --config` runs instead of a dry run, with the run's settings."""
         return None
 
-    def make_player(self) -> OpenPlayer | None:
+    def make_player(self, settings: BaseRolloutSettings) -> OpenPlayer | None:
         """What plays the rollouts; raises ConfigError if it cannot."""
         return None
 

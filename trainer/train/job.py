@@ -294,7 +294,7 @@ async def open_job(
     recorders = [start for part in settings.parts if (start := part.record(is_on=tape is not None))]
     tasks = load_tasks(settings, objects)
     stepper = make_stepper(settings, objects.make_stepper() if objects.make_stepper else None)
-    player = next((player for part in settings.parts if (player := part.make_player())), None)
+    player = next((player for part in settings.parts if (player := part.make_player(settings))), None)
     token_weight_fn = load_token_weight_fn(settings.algorithm.credit.trained_turns)
     with enable_stand_ins(folders=[Path.cwd()]):
         scorer = Scorer(settings.reward, given=objects.rewards)

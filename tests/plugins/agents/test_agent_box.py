@@ -40,6 +40,7 @@ from tests.waiting import PATIENCE_S, wait_until
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.task import Task
+from trainer.train.settings import TrainSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -349,7 +350,7 @@ def test_program_that_is_not_seen_inside_is_told_by_name(tmp_path: Path, monkeyp
     script = tmp_path / "agent"
     script.write_text("#!/usr/bin/env no-such-interpreter\n")
     script.chmod(0o755)
-    in_root = {"root": root}
+    in_root, run = {"root": root}, TrainSettings(model="mine", data="tasks.jsonl")
     for command, sandbox, problem in (
         ("no-such-agent", None, "there is no program 'no-such-agent'"),
         (str(script), None, f"there is no program 'no-such-interpreter', which {script} needs"),
@@ -358,8 +359,8 @@ def test_program_that_is_not_seen_inside_is_told_by_name(tmp_path: Path, monkeyp
         (" ", None, "has no words"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            AgentSettings.model_validate({"command": command, "sandbox": sandbox}).make_player()
-    AgentSettings.model_validate({"command": "sh -c true", "sandbox": in_root}).make_player()
+            AgentSettings.model_validate({"command": command, "sandbox": sandbox}).make_player(run)
+    AgentSettings.model_validate({"command": "sh -c true", "sandbox": in_root}).make_player(run)
 
 
 def test_installation_of_a_program_is_shown_with_its_interpreters(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ import json, os, signal, subprocess, sys
 options = [word for word in sys.argv[1 : sys.argv.index("bash")]]
 command = sys.argv[sys.argv.index("bash") :]
 value = {word.partition("=")[0]: word.partition("=")[2] for word in options}
+value["gpus"] = os.environ.get("SLURM_GPUS_PER_NODE")
 with open("steps.jsonl", "a") as log:
     log.write(json.dumps(value) + "\\n")
 rank = os.environ.get("STARTED_RANK", "1")
@@ -209,8 +210,9 @@ def test_servers_of_sandboxes_run_on_the_last_nodes_and_ranks_get_their_addresse
     write_job(place)
     write_program(programs, "mtrl-gateway", SANDBOXES)
     assert "servers of sandboxes: 3" in render(run, "--setup", "setup.sh", "--sandboxes", 3)
-    assert end(start(place)) == 0
+    assert end(start(place, SLURM_GPUS_PER_NODE="8")) == 0
     (step,) = (step for step in read_lines(place / "steps.jsonl") if "--overlap" in step)
+    assert step["gpus"] is None, "Slurm 22.05 refuses a step that has this beside `--gres=none`"
     assert step["--nodelist"] == "n2,n3,n4" and step["--nodes"] == step["--ntasks"] == "3"
     assert step["--cpus-per-task"] == "64" and step["--gres"] == "none", "ranks and engines keep the GPUs"
     assert step["--output"] == f"{place}/runs/run/logs/sandboxes-%t.log"

@@ -48,7 +48,7 @@ async def try_folder(folder: Path, **options: Any) -> str:
     settings = make_settings(folder, **options)
     async with make_gateway(settings) as gateway:
         try:
-            return await environment_of(folder, **options).try_out(gateway)
+            return await environment_of(folder, **options).try_out(gateway, settings)
         except GatewayError as error:
             return str(error)
 

@@ -81,8 +81,10 @@ def can_make_machines() -> bool:
 @contextmanager
 def made_namespace(name: str) -> Iterator[bool]:
     """A network namespace for a block."""
-    yield subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
-    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+    try:
+        yield subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 @contextmanager
@@ -90,14 +92,15 @@ def separate_machine(folder: Path, number: int) -> Iterator[tuple[ServerProcess,
     """A server in a network namespace of its own; and the `ip` command there that drops its answers, with a `{}` for
     `add` or `delete`."""
     name, link = f"mtrl-{os.getpid()}-{number}", f"m{os.getpid()}n{number}"
-    here, there = (f"10.79.{number}.{end}" for end in (1, 2))
+    network = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"  # Others may test here, too.
+    here, there = f"{network}.{4 * number + 1}", f"{network}.{4 * number + 2}"
     with made_namespace(name):
         inside = ["ip", "-n", name]
         for words in (
             f"ip link add {link} type veth peer name eth0 netns {name}",
-            f"ip addr add {here}/24 dev {link}",
+            f"ip addr add {here}/30 dev {link}",
             f"ip link set {link} up",
-            f"ip -n {name} addr add {there}/24 dev eth0",
+            f"ip -n {name} addr add {there}/30 dev eth0",
             f"ip -n {name} link set eth0 up",
             f"ip -n {name} link set lo up",
         ):

@@ -31,11 +31,18 @@ from gateway.sandbox.grader import Grader
 from gateway.sandbox.provider import Sandbox, SandboxProvider, opened
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_statistics import STATISTICS
+from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall
 from mtrl_plugins.sandboxes import machines
 from mtrl_plugins.sandboxes.machines import find_machines
-from tests.plugins.sandboxes.machine_servers import ServerProcess, can_make_machines, separate_machine, settings_of
+from tests.plugins.sandboxes.machine_servers import (
+    TOKEN,
+    ServerProcess,
+    can_make_machines,
+    separate_machine,
+    settings_of,
+)
 from tests.plugins.sandboxes.test_roots_and_files import shell
 from tests.trainer.policy_scripts import make_tasks, render_calls, script_by_task
 from tests.trainer.rollout_harness import BlockingTool, RolloutHarness
@@ -108,8 +115,8 @@ async def test_starts_are_dealt_by_load_and_wait_for_room_until_a_deadline(
     assert places(boxes) == {small.name: 1, large.name: 2}
     boxes += await start_all(other, settings, 3)  # Another gateway, which asks how full the machines are.
     assert places(boxes) == {small.name: 2, large.name: 4}
-    counts = {name: count for name, count in STATISTICS.machines.items() if count}
-    assert counts == places(boxes)
+    assert STATISTICS.machines == places(boxes)
+    monkeypatch.setattr(machines, "TURN_S", 0.5)  # Both may wait for the same machine.
     waiting: list[Sandbox] = []
 
     async def wait() -> None:
@@ -125,7 +132,42 @@ async def test_starts_are_dealt_by_load_and_wait_for_room_until_a_deadline(
     with pytest.raises(Unavailable, match=r"all 6 sandboxes of 2 machines are in use.*--most"):
         await provider.start(settings)
     await stop_all(boxes + waiting)
-    assert not any(STATISTICS.machines.values())
+    assert not STATISTICS.machines
+
+
+async def test_machines_that_are_all_too_busy_to_say_how_full_they_are_still_start_sandboxes(
+    start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(start_server(), start_server())
+    provider = choose_provider(settings, reaper)
+    monkeypatch.setattr(machines, "LOOK_WITHIN_S", 0.0)
+    await stop_all(await start_all(provider, settings, 2))
+
+
+async def test_starts_of_all_gateways_wait_in_one_queue(
+    start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "TURN_S", PATIENCE_S)
+    server = start_server("--most", 1)
+    settings = settings_of(server)
+    gateways = {name: choose_provider(settings, reaper) for name in "ab"}
+    order: list[str] = []
+
+    async def start(name: str) -> None:
+        box = await gateways[name].start(settings)
+        order.append(name)
+        await box.stop()
+
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as http:
+        with anyio.fail_after(2 * PATIENCE_S):
+            held = await gateways["a"].start(settings)
+            async with anyio.create_task_group() as tasks:
+                for number, name in enumerate("aabaa", 2):
+                    tasks.start_soon(start, name)
+                    while (await http.get(f"{server.url}/v1/sandboxes")).json()["running"] < number:  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                await held.stop()
+    assert order == [*"aabaa"]
 
 
 async def test_start_takes_no_more_than_half_of_its_calls_time_to_wait(
@@ -283,6 +325,30 @@ async def test_files_stay_on_their_machine_and_are_graded_there(start_server: St
             pass
 
 
+async def test_rollout_whose_machine_is_lost_is_not_graded_as_one_that_did_nothing(
+    start_server: StartServer, reaper: Reaper
+) -> None:
+    lost, other = start_server(), start_server()
+    settings = settings_of(lost, other)
+    toolset = SandboxToolset(("shell",), settings, choose_provider(settings, reaper))
+    command = ["sh", "-c", "mkdir -p /rollout/v; echo 0 > /rollout/v/reward.txt"]
+    grade = GradeSettings.model_validate({"command": command, "reward": "/rollout/v"})
+    toolset.grader = Grader(grade, settings, toolset.provider)
+    async with toolset.open(Task()) as first, toolset.open(Task()) as second:
+        for session in (first, second):
+            await session.call(ToolCall("1", "shell", '{"command": "echo 1 > answer"}'))
+        assert STATISTICS.machines == {lost.name: 1, other.name: 1}
+        lost.kill()
+        graded = []
+        for session in (first, second):
+            for _ in range(2):
+                try:
+                    graded.append(await session.finish())  # type: ignore[attr-defined]
+                except Unavailable as error:
+                    assert "nothing is left to grade" in str(error)
+    assert [grade["grade"] for grade in graded] == [0.0, 0.0], "that of the other machine, which answers twice"
+
+
 async def test_name_with_several_addresses_is_as_many_machines(
     start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,15 +364,21 @@ async def test_name_with_several_addresses_is_as_many_machines(
     monkeypatch.setattr(machines, "RESOLVE_S", 0.0)
     settings = settings_of(f"http://sandboxes.internal:{first.port}")
     provider = choose_provider(settings, reaper)
-    assert settings.remote is not None and find_machines(settings.remote) == [
-        f"http://sandboxes.internal:{first.port}/v1/sandboxes"
-    ]
-    shown.append("127.0.0.3")
-    boxes = await start_all(provider, settings, 2)
+    boxes = await start_all(provider, settings, 1)
+    shown[:] = ["127.0.0.3", "127.0.0.2"]
+    boxes += await start_all(provider, settings, 1)
     assert places(boxes) == {first.name: 1, second.name: 1}
+    assert [await shell(box, "echo ok") for box in boxes] == ["ok", "ok"], "each stays where it began"
     await stop_all(boxes)
-    tls = settings_of("https://sandboxes.internal/a/")
-    assert tls.remote is not None and find_machines(tls.remote) == ["https://sandboxes.internal/a/v1/sandboxes"]
+    for url, addresses, expected in (
+        ("https://sandboxes.internal/a/", shown, ["https://sandboxes.internal/a/v1/sandboxes"]),
+        ("http://sandboxes.internal", ["127.0.0.1", "::1"], ["http://sandboxes.internal/v1/sandboxes"]),
+        ("http://sandboxes.internal", ["::1"], ["http://[::1]:80/v1/sandboxes"]),
+        ("http://sandboxes.internal", [], ["http://sandboxes.internal/v1/sandboxes"]),
+    ):
+        shown[:] = addresses
+        remote = settings_of(url).remote
+        assert remote is not None and [machine.url for machine in find_machines(remote)] == expected
 
 
 def count_of(processes: list[psutil.Process], folder: Path) -> dict[str, int]:
@@ -334,7 +406,7 @@ async def test_200_starts_leave_nothing(
     for count in (8, 8, *[20] * 9):
         boxes = await start_all(provider, settings, count)
         await stop_all(boxes)
-        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {servers[0].token_file.read_text()}"}) as http:
+        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as http:
             for server in servers:
                 assert (await http.get(f"{server.url}/v1/sandboxes")).json()["running"] == 0
         counts.append(count_of(processes, folder))

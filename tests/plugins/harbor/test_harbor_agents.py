@@ -1,0 +1,146 @@
+"""Agents that are programs play Harbor tasks: each in the task's own box, with its instruction, time and tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.gateway import Gateway
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
+from gateway.tool_table import Source
+from tests.live_server import live_server
+from tests.plugins.harbor.harbor_runs import make_settings, open_agent
+from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, SEPARATE, Sample, reward, step, write_task
+from tests.plugins.harbor.test_harbor_tasks import try_folder
+from trainer.rollout.rollout import StopReason
+
+pytestmark = pytest.mark.anyio
+
+ASK = (
+    'ask() { wget -Y off -q -O /tmp/answer --header "Authorization: Bearer $OPENAI_API_KEY" --header "Content-Type:'
+    ' application/json" --post-data "{\\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"$1\\"}]}"'
+    " $OPENAI_BASE_URL/chat/completions && cat /tmp/answer && echo; }\n"
+)
+"""Asks the policy, in a root that has only busybox."""
+
+
+def agent(code: str, **settings: Any) -> dict[str, Any]:
+    """An agent of a few lines."""
+    return {"command": ["sh", "-c", ASK + code, "agent", "{prompt}"], **settings}
+
+
+async def test_agent_gets_the_instruction_and_works_where_the_task_says_and_the_tests_give_the_reward(
+    tmp_path: Path,
+) -> None:
+    sample = Sample("workdir", SAMPLES[1].config, {**SAMPLES[1].files, "instruction.md": "Greet."})
+    write_task(tmp_path, sample)
+    environment = r"tr '\0' '\n' < /proc/$$/environ"
+    code = f'ask "$1" && {environment} | grep ^PWD= && cat "$FOLDER/notes" && echo "$GREETING" > answer; ls /app'
+    played = agent(code, env={"FOLDER": "{folder}"}, files={"notes": "in {folder}\n"})
+    async with open_agent(tmp_path, played, ["Hi."]) as runs:
+        rollout, score = await runs.play("workdir")
+    assert (rollout.stop, rollout.reason, score) == (StopReason.DONE, "", 1.0)
+    assert rollout.infos["harbor"]["rewards"] == {"reward": 1.0} and rollout.infos["counts"] == {"grade/planted": 0.0}
+    answer, where, notes, *left = rollout.infos["agent_output"].splitlines()[-4:]
+    assert '"Hi."' in answer and (where, notes, left) == ("PWD=/app", "in /logs/agent", ["answer"])
+    assert "Greet." in str(rollout.ledger.messages[0]["content"])
+
+
+async def test_agent_whose_time_is_over_gets_sigterm_and_what_it_left_is_graded(tmp_path: Path) -> None:
+    write_task(tmp_path, Sample("short", "[agent]\ntimeout_sec = 2.0\n", {"tests/test.sh": PASSES}))
+    code = f"trap '{RIGHT}; exit' TERM; ask x; sleep 600 & wait"
+    async with open_agent(tmp_path, agent(code), ["Hi."]) as runs:
+        rollout, score = await runs.play("short")
+    assert (rollout.stop, score) == (StopReason.DONE, 1.0), rollout
+    assert rollout.infos["agent_failure"] == "the time that the task gives was over"
+
+
+async def test_each_step_starts_the_agent_anew_in_the_box_that_it_left(tmp_path: Path) -> None:
+    write_task(tmp_path, SAMPLES[6])
+    code = """
+ask "$1"
+if [ -e /app/one ]; then echo "$(cat /app/one)$(cat /app/given)" > /app/two; else echo 1 > /app/one; fi"""
+    async with open_agent(tmp_path, agent(code), ["One.", "Two."]) as runs:
+        rollout, score = await runs.play("steps")
+    assert (rollout.stop, score) == (StopReason.DONE, 1.0), rollout
+    asked = [str(ledger.messages[0]["content"]) for ledger in rollout.ledgers]
+    assert ["Do one." in text for text in asked] == [True, False] and "Do two." in asked[1]
+
+
+async def test_step_after_the_policys_last_turn_is_worth_nothing(tmp_path: Path) -> None:
+    tests = {**step("one", reward("echo 1")), **step("two", reward("echo 1"))}
+    write_task(tmp_path, Sample("two", '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', tests))
+    code = "while ask x; do :; done"
+    async with open_agent(tmp_path, agent(code), ["One."], limits={"assistant_turns": 1}) as runs:
+        rollout, score = await runs.play("two")
+    assert (rollout.stop, score) == (StopReason.ASSISTANT_TURNS, 0.5), rollout
+
+
+async def test_artifacts_of_an_agent_that_had_to_be_ended_are_collected(tmp_path: Path) -> None:
+    collect = '[[verifier.collect]]\ncommand = "cp /app/answer /logs/artifacts/"\n'
+    tests = PASSES.replace("/app/answer", "/logs/artifacts/answer")
+    write_task(tmp_path, Sample("published", SEPARATE + collect, {"tests/test.sh": tests}))
+    code = f"ask x; {RIGHT}; ask x; trap '' TERM; sleep 600"
+    async with open_agent(tmp_path, agent(code, stop_s=0.5), ["One."], limits={"assistant_turns": 1}) as runs:
+        rollout, score = await runs.play("published")
+    assert (rollout.stop, score) == (StopReason.ASSISTANT_TURNS, 1.0), rollout
+
+
+async def test_agent_that_fails_is_no_zero_and_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    write_task(tmp_path, SAMPLES[0])
+    async with open_agent(tmp_path, agent("ask x; exit 3"), ["Hi."]) as runs:
+        rollout, score = await runs.play("hello")
+    assert (rollout.stop, score) == (StopReason.AGENT_FAILED, None) and "exited with 3" in rollout.reason
+    missing = {"command": ["no-such-agent"]}
+    async with open_agent(tmp_path, missing, []) as runs:
+        rollout, score = await runs.play("hello")
+    assert (rollout.stop, score) == (StopReason.AGENT_FAILED, None)
+    told = "the root 'busybox' has no program 'no-such-agent'"
+    assert told in rollout.reason and told in await try_folder(tmp_path, agent=missing)
+    assert "the solutions of hello are worth 1" in await try_folder(tmp_path, agent=agent("ask x"))
+
+
+async def test_agent_reaches_the_tools_of_a_tasks_mcp_servers_by_the_endpoint_or_is_refused(tmp_path: Path) -> None:
+    def look_up(word: str) -> str:
+        """Looks a word up."""
+        return f"{word} is 42"
+
+    post = (
+        'post() { wget -Y off -q -O - --header "Authorization: Bearer $OPENAI_API_KEY" --header "Content-Type:'
+        ' application/json" --header "Accept: application/json, text/event-stream" --post-data "$1" $TOOLS; }\n'
+    )
+    params = '{"name": "look_up", "arguments": {"word": "it"}}'
+    call = f'{{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {params}}}'
+    code = f"{post}ask x; post '{call}' > /tmp/said; grep -o 'it is 42' /tmp/said | head -1 | cut -c 7- > /app/answer"
+    with live_server(lambda: Gateway([Source("tools", NativeToolset([FunctionTool(look_up)]))])) as served:
+        servers = f'[[environment.mcp_servers]]\nname = "words"\ntransport = "http"\nurl = "{served.url}/mcp"\n'
+        write_task(tmp_path, Sample("served", servers, {"tests/test.sh": PASSES}))
+        sandbox = {"network": [served.url.removeprefix("http://")]}
+        told = agent(code, env={"TOOLS": "{mcp_url}"})
+        async with open_agent(tmp_path, told, ["Hi."], sandbox=sandbox) as runs:
+            rollout, score = await runs.play("served")
+            assert (rollout.stop, score) == (StopReason.DONE, 1.0), rollout
+        said = await try_folder(tmp_path, agent=agent(code), sandbox=sandbox)
+    assert "the agent is not told of the tools words_" in said and "name `{mcp_url}`" in said
+
+
+@pytest.mark.parametrize(
+    ("played", "options", "problem"),
+    [
+        ({"function": "x:y"}, {}, "are played by an `agent` with a `command`"),
+        ({"command": ["sh"], "sandbox": {}}, {}, r"remove `agent\.sandbox`"),
+        ({"command": ["sh"], "sandbox": "none"}, {}, r"remove `agent\.sandbox`"),
+        ({"command": ["sh"], "cwd": "."}, {}, r"remove `agent\.cwd`"),
+        ({"command": ["sh"]}, {"tools": ["shell"]}, r"remove `environment\.tools`"),
+        ({"command": ["sh"]}, {"sandbox": {"container": {"image": "x"}}}, "do not run in a `container`"),
+    ],
+)
+def test_settings_that_do_not_go_with_an_agent_are_refused(
+    tmp_path: Path, played: dict[str, Any], options: dict[str, Any], problem: str
+) -> None:
+    write_task(tmp_path, SAMPLES[0])
+    with pytest.raises(ValueError, match=problem):
+        make_settings(tmp_path, agent=played, **options)
