@@ -153,7 +153,7 @@ bars-agent: install  ## The job whose rollouts an agent plays, on three seeds
 bars-mcp-tasks: install  ## The job on tasks made from an MCP server, on three seeds
 	$(BIN)/python bench/bars.py --job mcp-tasks
 
-bars-shell: install packages  ## The job of shell tasks in boxes, on two seeds
+bars-shell: install packages  ## The job of shell tasks in boxes, on three seeds
 	$(BIN)/python bench/bars.py --job shell
 
 .npm-servers/installed: | packages  # MCP servers from npm, from which tasks are made (40 MB)

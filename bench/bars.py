@@ -5,7 +5,7 @@ python bench/bars.py --job second          # the second task; writes bench/resul
 python bench/bars.py --job sight           # the vision job, on three seeds; writes bench/results/sight.{json,md}
 python bench/bars.py --job agent           # the job with an agent, on three seeds; writes bench/results/agent.{json,md}
 python bench/bars.py --job mcp-tasks       # tasks made from an MCP server; writes bench/results/mcp-tasks.{json,md}
-python bench/bars.py --job shell           # shell tasks in boxes, on two seeds; writes bench/results/shell.{json,md}
+python bench/bars.py --job shell           # shell tasks in boxes, on three seeds; writes bench/results/shell.{json,md}
 python bench/bars.py --seeds 0 --steps 5   # smoke test; writes nothing without --out
 python bench/bars.py --job agent --seeds 2 --out DIR --add   # keeps the other seeds that DIR has
 """
@@ -55,7 +55,7 @@ SEEDS = {
     "sight": (0, 1, 2),
     "agent": (0, 1, 2),
     "mcp-tasks": (0, 1, 2),
-    "shell": (0, 1),
+    "shell": (0, 1, 2),
 }
 TIMEOUT_S = 7200.0
 IMAGE_SCALE = 8
