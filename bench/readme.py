@@ -174,6 +174,11 @@ def real_in_full() -> str:
     return "\n".join(lines)
 
 
+def real_model() -> str:
+    """What the real model's engine and update cost beside peers, without the title."""
+    return (RESULTS / "real_model.md").read_text(encoding="utf-8").partition("\n")[2].strip()
+
+
 def habit() -> str:
     """Success of the worst seeds before and after the habit was taught."""
     seeds = results("habit.json")["seeds"].values()
@@ -313,6 +318,7 @@ def _on_gpu() -> list[Any]:
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "real": real_in_full,
+    "real_model": real_model,
     "learned": learned,
     "habit": habit,
     "second": partial(success_by_seed, "second.json"),

@@ -1,7 +1,7 @@
 """The embedded engine and the update with a real model of 135 million parameters, beside peers, on a CPU.
 
-python bench/real_model.py                  # a quarter of an hour; writes bench/results/real_model.{json,md}
-python bench/real_model.py --only engine    # or update; writes nothing without --out
+python bench/real_model.py                  # half an hour; writes bench/results/real_model.{json,md}
+python bench/real_model.py --only engine    # or update; the other part stays as it is in the results
 
 Engines cost core-milliseconds a token, beside Hugging Face's `generate` and an SGLang server (`make sglang`). An update
 on given rows costs core-seconds and seconds, beside TRL's on the same rows.
@@ -51,10 +51,11 @@ from trainer.policy.settings import UpdateSettings  # noqa: E402
 from trainer.policy.update import PolicyUpdater  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
-PROMPT, LONG_PROMPT = 200, 1000
+PROMPT, LONG_PROMPT, DECODE_PROMPT = 200, 1000, 32
 DECODED = {1: 32, 16: 16, 64: 8}
-"""Sequences at once, and the ids that each of them decodes."""
+"""Sequences at once, and the ids that each of them decodes after a short prompt."""
 TRIES = 3
+PARTS = ("engine", "update")
 ROWS = ModelShape("135M", 576, 30, 9, 1536, 49152, groups=1, siblings=8, turns=2, prompt=600, written=50, reply=50)
 """Eight rollouts of a task: 600 tokens are the same in all."""
 UPDATES = 3
@@ -73,35 +74,42 @@ class Contestant:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="another model's folder")
-    parser.add_argument("--only", choices=("engine", "update"))
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--out", type=Path, help="the folder for the results")
     args = parser.parse_args()
     configure_torch()
     folder = args.model or fetch_model()
-    out = args.out or (None if args.only else RESULTS)
-    machine = f"{os.cpu_count()} cores, {platform.machine()}; load {os.getloadavg()[0]:.1f} before the run"
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "model": PACKAGE, "machine": machine}
-    if args.only != "update":
-        model = load_model(folder)
-        model.generation_config.eos_token_id = None
-        with torch.inference_mode():
-            found["engine"] = anyio.run(measure_engines, folder, model) | {"floor": measure_floors(model)}
-        versions += f", SGLang {TESTED[-1]}"
-    if args.only != "engine":
-        found["update"] = measure_updates(folder)
-        versions += f", TRL {found['update']['TRL']['version']}"
-    found["versions"] = versions
+    out = args.out or RESULTS
+    file = out / "real_model.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    for name in (args.only,) if args.only else PARTS:
+        load = os.getloadavg()[0]
+        part = anyio.run(measure_engines, folder) if name == "engine" else measure_updates(folder)
+        found[name] = {"about": describe_machine(load, part.pop("versions")), "found": part}
+        out.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found, indent=1) + "\n")
     text = format_results(found)
     print(text)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "real_model.json").write_text(json.dumps(found, indent=1) + "\n")
-        (out / "real_model.md").write_text(text)
+    (out / "real_model.md").write_text(text)
 
 
-async def measure_engines(folder: Path, model: PreTrainedModel) -> dict[str, dict[str, float]]:
+def describe_machine(load: float, versions: str) -> str:
+    """Date, model, machine and versions."""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, load {load:.1f} before"
+    return f"{time.strftime('%Y-%m-%d')}; {PACKAGE}; {machine}; torch {version('torch')}, {versions}"
+
+
+async def measure_engines(folder: Path) -> dict[str, Any]:
     """Core-milliseconds a token of each contestant."""
+    model = load_model(folder)
+    model.generation_config.eos_token_id = None
+    with torch.inference_mode():
+        found = await _measure_in_turns(folder, model)
+        found["floor"] = measure_floors(model)
+    return {**found, "versions": f"transformers {version('transformers')}, SGLang {TESTED[-1]}"}
+
+
+async def _measure_in_turns(folder: Path, model: PreTrainedModel) -> dict[str, dict[str, float]]:
     samples: dict[str, dict[str, list[float]]] = {}
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(TorchEngine(model, deterministic=False, cache_bytes=0))
@@ -129,7 +137,7 @@ async def _measure_once(contestant: Contestant, attempt: int) -> list[tuple[str,
     await cost(_draw_prompts(1, 8, attempt), 2)
     found = []
     for count, new in DECODED.items():
-        prompts = _draw_prompts(count, PROMPT, attempt)
+        prompts = _draw_prompts(count, DECODE_PROMPT, attempt)
         prefill = await cost(prompts, 1)
         found.append((f"decode, {count} at once", (await cost(prompts, new + 1) - prefill) / count / new))
     found.append((f"prefill, 16 x {PROMPT}", await cost(_draw_prompts(16, PROMPT, attempt), 1) / 16 / PROMPT))
@@ -197,7 +205,7 @@ def measure_floors(model: PreTrainedModel) -> dict[str, float]:
     return floors
 
 
-def measure_updates(folder: Path) -> dict[str, dict[str, Any]]:
+def measure_updates(folder: Path) -> dict[str, Any]:
     """Core-seconds and seconds of an update on the same rows, and its gradient norm; the first one warms up."""
     settings = UpdateSettings(lr=1e-6, micro_batch_tokens=8192)
     policy = Policy.load(folder, settings)
@@ -220,15 +228,16 @@ def measure_updates(folder: Path) -> dict[str, dict[str, Any]]:
         name: {"core_s": median(core for core, _ in some[1:]), "wall_s": median(wall for _, wall in some[1:])}
         for name, some in costs.items()
     }
-    about = {"mtrl": {"grad_norm": norm}, "TRL": {"grad_norm": peer["grad_norm"], "version": peer["version"]}}
-    return {name: {**found[name], **about[name], "threads": threads} for name in found}
+    norms = {"mtrl": norm, "TRL": peer["grad_norm"]}
+    by_name = {name: {**found[name], "grad_norm": norms[name], "threads": threads} for name in found}
+    return {**by_name, "versions": f"TRL {peer['version']}"}
 
 
 def format_results(found: dict[str, Any]) -> str:
     """Tables in Markdown."""
-    about = "; ".join(found[name] for name in ("date", "model", "machine", "versions"))
-    lines = ["# A real model on a CPU", "", about]
-    if engine := found.get("engine"):
+    lines = ["# A real model on a CPU"]
+    if part := found.get("engine"):
+        engine = part["found"]
         names = list(engine)
         peers = [name for name in names if name in ("transformers", "SGLang")]
         ratios = " | ".join(f"{name} to mtrl" for name in peers)
@@ -238,12 +247,15 @@ def format_results(found: dict[str, Any]) -> str:
             cells = [f"{engine[name][figure]:.2f}" if figure in engine[name] else "" for name in names]
             cells += [f"{engine[name][figure] / value:.2f}" for name in peers]
             lines.append(f"| {figure} | {' | '.join(cells)} |")
-    if update := found.get("update"):
+        lines += ["", f"Measured {part['about']}."]
+    if part := found.get("update"):
+        update = part["found"]
         ours, theirs = update["mtrl"], update["TRL"]
         shape = f"{ROWS.siblings} rows, {ROWS.prompt} tokens the same in all, {ours['threads']} threads"
         lines += ["", f"| an update: {shape} | mtrl | TRL | TRL to mtrl |", "|---|--:|--:|--:|"]
         for key, title in (("core_s", "core-s"), ("wall_s", "s"), ("grad_norm", "gradient norm")):
             lines.append(f"| {title} | {ours[key]:.2f} | {theirs[key]:.2f} | {theirs[key] / ours[key]:.2f} |")
+        lines += ["", f"Measured {part['about']}."]
     return "\n".join(lines) + "\n"
 
 
