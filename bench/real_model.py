@@ -210,7 +210,8 @@ def measure_updates(folder: Path) -> dict[str, Any]:
     settings = UpdateSettings(lr=1e-6, micro_batch_tokens=8192)
     policy = Policy.load(folder, settings)
     batch = make_batch(ROWS)
-    updater = PolicyUpdater(policy, AlgorithmSettings(name="dapo"), exact=False)
+    algorithm = AlgorithmSettings.model_validate({"name": "dapo", "mismatch": {"truncate": "never"}})  # TRL's loss
+    updater = PolicyUpdater(policy, algorithm, exact=False)
     norm, steps = 0.0, []
     threads = choose_threads(policy.model)
     with use_threads(threads):
