@@ -38,8 +38,8 @@ class HistorySettings(RunPart):
     latest turns, which fill half of `at`. Or a function as `module:name` or `folder/plugins.py:name`: it takes the
     messages before the latest turn, and returns those that replace them."""
     at: Annotated[float, Field(gt=0, lt=1)] = 0.7
-    """The share of `limits.rollout_tokens`, or of the engine's context, that a chat may fill; less for `summarise` where the
-    next turn and a summary would not fit."""
+    """The share of `limits.rollout_tokens`, or of the engine's context, that a chat may fill; less for `summarise`
+    where the next turn and a summary would not fit."""
     times: PositiveInt = 8
     """How often in a rollout; then the limit ends it."""
     request: Annotated[str, Field(min_length=1)] = REQUEST
