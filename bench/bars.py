@@ -221,7 +221,11 @@ def _read_curves(run: Path) -> dict[str, Any]:
 def _read_rollouts(run: Path, kind: str) -> dict[str, Any]:
     """The first held-out task of a kind that is wrong before and right after, by greedy decoding."""
     before, after = (
-        {item.task: item for item in Rollouts(run / EVALUATION_FOLDER / variant) if item.task.startswith(kind)}
+        {
+            item.task: item
+            for item in Rollouts(run / EVALUATION_FOLDER / variant)
+            if item.task.lstrip("0123456789-").startswith(kind)
+        }
         for variant in ("greedy_before", "greedy")
     )
     learned = [task for task, rollout in after.items() if rollout.reward == 1 and before[task].reward != 1]

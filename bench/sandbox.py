@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import nan
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -230,29 +231,38 @@ async def open_bare() -> AsyncIterator[Run]:
 
 
 async def measure_at_once(count: int, start: Callable[[], AbstractAsyncContextManager[Run]]) -> dict[str, float]:
-    """Starts, memory and disk of what all runs at once; lost are those that did not answer."""
-    waits, answers = list[float](), list[str]()
-    load, all_answered, measured = os.getloadavg()[0], anyio.Event(), anyio.Event()
+    """Starts, memory and disk of what all runs at once; lost are those that failed, or answered something else."""
+    waits, answered, lost = list[float](), list[str](), list[Exception]()
+    load, all_ended, measured = os.getloadavg()[0], anyio.Event(), anyio.Event()
     began, before = time.perf_counter(), count_use()
 
+    def end(ended: list[Any], what: object) -> None:
+        ended.append(what)
+        if len(answered) + len(lost) >= count:
+            all_ended.set()
+
     async def run_one() -> None:
-        async with start() as run:
-            waits.append(time.perf_counter() - began)
-            answers.append(await run())
-            if len(answers) == count:
-                all_answered.set()
-            await measured.wait()
+        try:
+            async with start() as run:
+                waits.append(time.perf_counter() - began)
+                if (answer := await run()) != "here\n":
+                    raise ValueError(f"it answered {answer!r:.200}")
+                end(answered, answer)
+                await measured.wait()
+        except Exception as error:  # boundary: one that is lost is counted, and the others go on
+            print(f"lost: {error!r}", file=sys.stderr)
+            end(lost, error)
 
     async with anyio.create_task_group() as tasks:
         for _ in range(count):
             tasks.start_soon(run_one)
-        await all_answered.wait()
+        await all_ended.wait()
         use = [(now - then) / count for now, then in zip(count_use(), before, strict=True)]
         measured.set()
-    wall_s, lost = time.perf_counter() - began, count - answers.count("here\n")
+    wall_s = time.perf_counter() - began
     return {
-        "count": count, "lost": lost, "median_s": median(waits), "last_s": max(waits), "wall_s": wall_s,
-        "processes": use[0], "memory_mb": use[1] / 2**20, "disk_mb": use[2] / 2**20, "load": load,
+        "count": count, "lost": len(lost), "median_s": median(waits or [nan]), "last_s": max(waits, default=nan),
+        "wall_s": wall_s, "processes": use[0], "memory_mb": use[1] / 2**20, "disk_mb": use[2] / 2**20, "load": load,
     }  # fmt: skip
 
 

@@ -28,11 +28,18 @@ def find_program_paths(program: Path) -> Iterator[str]:
 def find_interpreters(program: Path, path: str | None = None, most: int = MOST_PROGRAMS) -> Iterator[Path]:
     """The program, the interpreter that its first line names, that one's, and so on; `path` is where they are found."""
     yield program
+    words = [word for word in read_interpreters(program) if not word.endswith("/env")]
+    if words and most > 1:
+        yield from find_interpreters(Path(shutil.which(words[0], path=path) or words[0]), path, most - 1)
+
+
+def read_interpreters(program: Path) -> list[str]:
+    """The interpreter that a program's first line names; `env` before the one that it finds. Empty if there is none."""
     with suppress(OSError), program.open("rb") as file:
         start, _, line = file.read(FIRST_LINE).partition(b"\n")[0].decode("utf-8", "replace").partition("#!")
-        words = [] if start else [word for word in line.split() if word != "-S" and not word.endswith("/env")]
-        if words and most > 1:
-            yield from find_interpreters(Path(shutil.which(words[0], path=path) or words[0]), path, most - 1)
+        words = [] if start else [word for word in line.replace("\t", " ").split(" ") if word not in ("", "-S")]
+        return words[: 2 if words and words[0].endswith("/env") else 1]
+    return []
 
 
 def find_installation(program: Path) -> Iterator[str]:

@@ -284,23 +284,7 @@ class _Unpacked:
                     written.add(place / name)
 
     def resolve(self, parts: Sequence[str]) -> Path:
-        """Where a path leads in this root, whatever links are on it: what runs in it sees nothing else."""
-        place, left, links = self.folder, [*parts], 0
-        while left:
-            part = left.pop(0)
-            if part == "..":
-                place = place if place == self.folder else place.parent
-            elif part not in ("", "."):
-                target = place / part
-                if target.is_symlink():
-                    links += 1
-                    if links > MAX_LINKS or len(left) > MAX_PARTS:
-                        raise ValueError(f"its links lead nowhere: {'/'.join(parts)!r:.100}")
-                    to = os.readlink(target)
-                    place, left = self.folder if to.startswith("/") else place, [*to.split("/"), *left]
-                else:
-                    place = target
-        return place
+        return resolve_inside(self.folder, parts)
 
     def _make_folders(self, place: Path) -> None:
         if not place.is_dir():
@@ -335,6 +319,26 @@ class _Unpacked:
                 shutil.copyfileobj(content, file, 2**20)
             path.chmod(member.mode & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
         return True
+
+
+def resolve_inside(folder: Path, parts: Sequence[str]) -> Path:
+    """Where a path leads in a root, whatever links are on it: what runs in it sees nothing else. Raises ValueError."""
+    place, left, links = folder, [*parts], 0
+    while left:
+        part = left.pop(0)
+        if part == "..":
+            place = place if place == folder else place.parent
+        elif part not in ("", "."):
+            target = place / part
+            if target.is_symlink():
+                links += 1
+                if links > MAX_LINKS or len(left) > MAX_PARTS:
+                    raise ValueError(f"its links lead nowhere: {'/'.join(parts)!r:.100}")
+                to = os.readlink(target)
+                place, left = folder if to.startswith("/") else place, [*to.split("/"), *left]
+            else:
+                place = target
+    return place
 
 
 def _parts(name: str) -> list[str]:

@@ -12,6 +12,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -26,9 +27,15 @@ from gateway.sandbox.command_server import TOO_LONG
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.grade_settings import resolve_grade
 from gateway.sandbox.grader import Grader
-from gateway.sandbox.program_paths import find_installation, find_interpreters, is_of_system
+from gateway.sandbox.program_paths import (
+    MOST_PROGRAMS,
+    find_installation,
+    find_interpreters,
+    is_of_system,
+    read_interpreters,
+)
 from gateway.sandbox.provider import BubblewrapProvider, FrozenFiles, LocalSandbox, Sandbox
-from gateway.sandbox.roots import find_root, find_workdir
+from gateway.sandbox.roots import find_root, find_workdir, resolve_inside
 from gateway.sandbox.sandbox_environment import ENVIRONMENT
 from gateway.sandbox.sandbox_paths import resolve_paths
 from gateway.sandbox.sandbox_settings import PATHS, SandboxSettings
@@ -116,7 +123,11 @@ def find_program(settings: AgentSettings, box: SandboxSettings, tools: Sequence[
     named = [argument for argument in settings.words[1:] if "{" not in argument and os.path.isabs(argument)]
     files = tuple(filter(os.path.isfile, named))
     is_own = "{" in word or word.removeprefix("./") in settings.files or ("/" in word and not os.path.isabs(word))
-    if is_own or (root is not None and _is_in_root(root, word, folders)):
+    if is_own:
+        return Program(word, files, ":".join(folders))
+    if root is not None and (inside_root := _find_inside(root, word, folders, box)) is not None:
+        if missing := _find_missing(root, inside_root, folders, box):
+            raise _not_inside(missing, box, f", which {word} needs")
         return Program(word, files, ":".join(folders))
     found = shutil.which(word, path=search)
     if found is None:
@@ -130,16 +141,34 @@ def find_program(settings: AgentSettings, box: SandboxSettings, tools: Sequence[
     return Program(found, (*readable, *files), ":".join((*own, *folders)))
 
 
-def _is_in_root(root: Path, word: str, folders: list[str]) -> bool:
-    places = [word] if "/" in word else [f"{folder}/{word}" for folder in folders]
-    return any(os.path.lexists(root / place.lstrip("/")) for place in places)
+def _find_inside(root: Path, word: str, folders: Sequence[str], box: SandboxSettings) -> Path | None:
+    """The executable file that a word means in a root."""
+    for place in [word] if "/" in word else [f"{folder}/{word}" for folder in folders]:
+        is_shown = any(map(Path(place).is_relative_to, (*box.readable, *box.writable)))
+        with suppress(ValueError, OSError):
+            file = Path(place) if is_shown else resolve_inside(root, place.split("/"))
+            if file.is_file() and os.access(file, os.X_OK):
+                return file
+    return None
+
+
+def _find_missing(root: Path, program: Path, folders: Sequence[str], box: SandboxSettings) -> str:
+    """The interpreter that a program of a root needs and the root has not; empty if it has all."""
+    file = program
+    for _ in range(MOST_PROGRAMS):
+        for word in read_interpreters(file):
+            found = _find_inside(root, word, folders, box)
+            if found is None:
+                return word
+            file = found
+    return ""
 
 
 def _is_seen(root: Path, program: Path, box: SandboxSettings) -> bool:
     """Whether a program of this machine runs in a root: its installation is shown there, the system's is not."""
     hidden = [place for place in (program, program.resolve()) if is_of_system(place)]
     hidden = [place for place in hidden if not any(map(place.is_relative_to, box.readable))]
-    return all(os.path.lexists(root / str(place).lstrip("/")) for place in hidden)
+    return all(_find_inside(root, str(place), (), box) is not None for place in hidden)
 
 
 def _not_inside(program: str, box: SandboxSettings, why: str) -> ConfigError:

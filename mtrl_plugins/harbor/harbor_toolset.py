@@ -221,8 +221,8 @@ class HarborSession:
     async def _begin_step(self) -> dict[str, Any]:
         """Prepares a step's box; returns what the policy is asked. Raises NoGrade where something is in the way, which
         the policy may have left in the step before."""
-        step, parts = self._step, self.task.parts_of(self._step)
-        self.left_s = next((part.agent.timeout_sec for part in parts if part.agent.timeout_sec), inf)
+        step = self._step
+        self.left_s = self.task.agent_time_of(step) or inf
         self.tools.settings = self.boxes.policy_boxes[self._number]
         if self.boxes.upload is not None:
             await self.get_box()

@@ -154,6 +154,10 @@ class HarborTask:
         """The tables that say something about a step, the closer first."""
         return (step, self.table) if step else (self.table,)
 
+    def agent_time_of(self, step: StepTable | None) -> float | None:
+        """The seconds that an agent has for a step, if the task says so."""
+        return next((part.agent.timeout_sec for part in self.parts_of(step) if part.agent.timeout_sec), None)
+
     def folders_of(self, step: StepTable | None) -> Sequence[Path]:
         """The directories with a step's files, the closer first."""
         return (self.folder / "steps" / step.name, self.folder) if step else (self.folder,)

@@ -40,10 +40,14 @@ timeout_sec = 60.0
 """
 TESTS = f"""\
 #!/bin/sh
-# The answer counts whatever its case and spaces.
-plain() {{ tr -d '[:space:]' < "$1" | tr '[:upper:]' '[:lower:]'; }}
-[ "$(plain {ANSWER_FILE})" = "$(plain /tests/expected.txt)" ]
-echo $((1 - $?)) > /logs/verifier/reward.txt
+# The answer counts whatever its case, and however wide its spaces are.
+plain() {{ tr -s '[:space:]' ' ' < "$1" | tr '[:upper:]' '[:lower:]' | sed 's/^ //; s/ $//'; }}
+reward=0
+if [ -f {ANSWER_FILE} ] && [ ! -L {ANSWER_FILE} ]; then
+    said=$(plain {ANSWER_FILE})
+    if [ -n "$said" ] && [ "$said" = "$(plain /tests/expected.txt)" ]; then reward=1; fi
+fi
+echo "$reward" > /logs/verifier/reward.txt
 """
 RUN_FILE = """\
 # Trains on tasks of the server `{name}` in Harbor's format, made by `mtrl-train make-tasks`. Each rollout has a session
@@ -52,7 +56,7 @@ RUN_FILE = """\
 #   mtrl-train --config {file} --model MODEL_FOLDER
 environment:
   name: {train}
-  sandbox: {{network: [{host}]}}
+  mcp_hosts: [{host}]
 {held_out}steps: 100
 prompts: 16
 n: 8

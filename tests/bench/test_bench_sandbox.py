@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
-from bench.sandbox import MANY, SMALL
+from bench.sandbox import MANY, SMALL, Run, list_promises, measure_at_once
+from gateway.errors import Unavailable
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -31,3 +35,24 @@ def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(
     assert [row["disk_mb"] >= 1 for row in results["many"].values()] == [True, False, False]
     assert len(results["promises"]) == 3
     assert "| sandboxes with a root under an overlay |" in (tmp_path / "sandbox.md").read_text()
+
+
+@pytest.mark.anyio
+async def test_boxes_that_do_not_start_or_do_not_answer_are_counted_and_the_promise_is_missed() -> None:
+    ways = iter(("raises", "silent", "here\n"))
+
+    @asynccontextmanager
+    async def start() -> AsyncIterator[Run]:
+        if (way := next(ways)) == "raises":
+            raise Unavailable("no room")
+
+        async def run() -> str:
+            return way
+
+        yield run
+
+    with anyio.fail_after(30):
+        row = await measure_at_once(3, start)
+    assert (row["count"], row["lost"]) == (3, 2)
+    results = {"commands": {"above_ms": 1.0}, "calls": {"sandbox_ms": 1.0}, "many": dict.fromkeys(MANY, row)}
+    assert [kept for _, _, kept in list_promises(results)] == [True, True, False]

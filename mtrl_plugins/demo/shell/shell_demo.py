@@ -23,6 +23,8 @@ from trainer.template import Template
 from trainer.template.tokenizer import strip_fences
 
 TASKS_OF_KIND = {"train": 16, "held_out": 5}
+TASK_NAME = "{number:02}-{kind}"
+"""Tasks are sorted by name: so their kinds alternate, and the first twenty are one of each."""
 TRAINING_CONVERSATIONS = 400
 WORD_PATTERN = rf"(?:system|user|assistant|tool)\n|\d|\b(?:{'|'.join((*NOUNS, *NAMES, *FOLDERS))})\b"
 """Pieces that are tokenized alone: words that are copied."""
@@ -53,7 +55,7 @@ class ShellDemo(Demo):
     def find_task_folders(self) -> Mapping[str, Path]:
         """The folders of both splits, which are written if they do not exist yet, as the root is made."""
         make_machine_root()
-        source = f"{TASK_FILE}{TEST}{TASKS_OF_KIND}{Path(shell_tasks.__file__).read_text(encoding='utf-8')}"
+        source = f"{TASK_FILE}{TEST}{TASKS_OF_KIND}{TASK_NAME}{Path(shell_tasks.__file__).read_text(encoding='utf-8')}"
         folder = cache_folder() / f"shell-tasks-{sha256(source.encode()).hexdigest()[:16]}"
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,7 @@ def write_tasks(folder: Path, split: Split, seed: int) -> None:
     """Writes the directories of a split's tasks."""
     for kind in KINDS:
         for number in range(TASKS_OF_KIND[split]):
-            draft, task = draw_draft(seed, number, kind, split), f"{kind}-{number}"
+            draft, task = draw_draft(seed, number, kind, split), TASK_NAME.format(number=number, kind=kind)
             solution = "".join(f"{command}\n" for command, _ in draft.commands)
             files = {
                 "task.toml": TASK_FILE, "instruction.md": draft.request, "tests/test.sh": TEST,

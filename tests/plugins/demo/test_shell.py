@@ -23,7 +23,7 @@ from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP
 from tests.trainer.train.jobs import demo_model
 from tests.waiting import PATIENCE_S
 from trainer.cli.run_file import find_run_file, load_settings
-from trainer.setup import make_gateway
+from trainer.setup import load_data, make_gateway
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import METRICS_FILE
 from trainer.train.settings import TrainSettings
@@ -49,13 +49,19 @@ def test_twenty_kinds_of_tasks_share_no_request_between_the_splits() -> None:
     assert not shown & requests["held_out"]
 
 
+def test_evaluations_during_training_have_a_task_of_each_kind() -> None:
+    settings = load_settings(TrainSettings, find_run_file("shell"), {})
+    tasks = load_data(settings, settings.evaluation.data)[: settings.evaluation.rows]
+    assert sorted(task.id.partition("-")[2] for task in tasks) == sorted(KINDS)
+
+
 async def test_demonstrated_commands_do_each_task_and_doing_nothing_does_none() -> None:
     settings = load_settings(TrainSettings, find_run_file("shell"), {})
     worth = {}
 
     async def play(kind: str, *, works: bool) -> None:
         draft = draw_draft(0, 1, kind, "train")
-        async with gateway.open(Task(f"{kind}-1")) as session:
+        async with gateway.open(Task(f"01-{kind}")) as session:
             assert (await call_task(session, BEGIN))["instruction"] == draft.request
             for command, printed in draft.commands if works else ():
                 result = await session.call(ToolCall("1", "shell", json.dumps({"command": command})))

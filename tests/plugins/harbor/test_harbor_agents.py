@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 from gateway.gateway import Gateway
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
+from gateway.sandbox.roots import add_root
 from gateway.tool_table import Source
 from tests.live_server import live_server
 from tests.plugins.harbor.harbor_runs import make_settings, open_agent
 from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, SEPARATE, Sample, reward, step, write_task
-from tests.plugins.harbor.test_harbor_tasks import try_folder
+from tests.plugins.harbor.test_harbor_tasks import environment_of, try_folder
+from tests.sandbox.roots import export, make_tree
 from trainer.rollout.rollout import StopReason
+from trainer.setup import make_gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -103,6 +107,47 @@ async def test_agent_that_fails_is_no_zero_and_a_program_that_is_not_there_is_to
     assert "the solutions of hello are worth 1" in await try_folder(tmp_path, agent=agent("ask x"))
 
 
+async def test_program_of_a_root_that_cannot_start_is_told_by_the_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = make_tree(tmp_path / "tree")
+    folder = tree / "app"
+    (folder / "broken").symlink_to("/no/such/file")
+    (folder / "outside").symlink_to(sys.executable)
+    (folder / "text").write_text("#!/bin/sh\n")
+    for name, line in {
+        "node-script": "#!/usr/bin/node\n", "by-env": "#!/bin/env node\n", "no-env": "#!/usr/bin/env sh\n",
+        "windows": "#!/bin/sh\r\n", "nested": "#!/app/node-script\n", "good": "#!/bin/env -S sh -e\n",
+    }.items():  # fmt: skip
+        (folder / name).write_text(line)
+        (folder / name).chmod(0o755)
+    (folder / "linked").symlink_to("/app/../app/good")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "more-data"))
+    add_root("busybox", export(tree, tmp_path / "more.tar"))
+    tasks = tmp_path / "tasks"
+    write_task(tasks, SAMPLES[0])
+    for name, missing in {
+        "broken": "/app/broken", "outside": "/app/outside", "text": "/app/text", "node-script": "/usr/bin/node",
+        "by-env": "node", "no-env": "/usr/bin/env", "windows": r"/bin/sh\r", "nested": "/usr/bin/node",
+    }.items():  # fmt: skip
+        said = await try_folder(tasks, agent={"command": [f"/app/{name}"]})
+        assert f"the root 'busybox' has no program '{missing}'" in said, (name, said)
+    for name in ("good", "linked"):
+        assert "are worth 1" in await try_folder(tasks, agent={"command": [f"/app/{name}"]})
+
+
+async def test_dry_run_tells_where_the_time_of_rollouts_ends_an_agent_before_its_tasks_does(tmp_path: Path) -> None:
+    write_task(tmp_path, Sample("long", "[agent]\ntimeout_sec = 600\n", {"tests/test.sh": PASSES}))
+    write_task(tmp_path, SAMPLES[0])
+    settings = make_settings(tmp_path, agent=agent("ask x", stop_s=5.0))
+    async with make_gateway(settings) as gateway:
+        section = environment_of(tmp_path)
+        for timeout_s, told in ((605.0, True), (606.0, False)):
+            limits = settings.limits.model_copy(update={"timeout_s": timeout_s})
+            said = await section.try_out(gateway, settings.model_copy(update={"limits": limits}))
+            assert ("ends agents before the time of 1 task is over" in said and "more than 605" in said) is told, said
+
+
 async def test_agent_reaches_the_tools_of_a_tasks_mcp_servers_by_the_endpoint_or_is_refused(tmp_path: Path) -> None:
     def look_up(word: str) -> str:
         """Looks a word up."""
@@ -118,12 +163,12 @@ async def test_agent_reaches_the_tools_of_a_tasks_mcp_servers_by_the_endpoint_or
     with live_server(lambda: Gateway([Source("tools", NativeToolset([FunctionTool(look_up)]))])) as served:
         servers = f'[[environment.mcp_servers]]\nname = "words"\ntransport = "http"\nurl = "{served.url}/mcp"\n'
         write_task(tmp_path, Sample("served", servers, {"tests/test.sh": PASSES}))
-        sandbox = {"network": [served.url.removeprefix("http://")]}
+        hosts = [served.url.removeprefix("http://")]
         told = agent(code, env={"TOOLS": "{mcp_url}"})
-        async with open_agent(tmp_path, told, ["Hi."], sandbox=sandbox) as runs:
+        async with open_agent(tmp_path, told, ["Hi."], mcp_hosts=hosts) as runs:
             rollout, score = await runs.play("served")
             assert (rollout.stop, score) == (StopReason.DONE, 1.0), rollout
-        said = await try_folder(tmp_path, agent=agent(code), sandbox=sandbox)
+        said = await try_folder(tmp_path, agent=agent(code), mcp_hosts=hosts)
     assert "the agent is not told of the tools words_" in said and "name `{mcp_url}`" in said
 
 
