@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 from gateway.disk_errors import write_atomically
@@ -291,8 +292,13 @@ def check_text(field: str, text: str) -> None:
 MARK = ".rendered-by-mtrl"
 """A file that says that the folder is ours, so that rendering again may replace its files."""
 LOGS = "logs"
-TOKEN_LINE = re.compile(r"^stringData:\n +token: .*$", re.MULTILINE)
+TOKEN_LINE = re.compile(r"^stringData:\n +token: (.*)$", re.MULTILINE)
 """Of a secret that was made for the job."""
+
+
+def hash_token(token: str) -> str:
+    """What a pod's template has of a token: servers start again where theirs is another one."""
+    return sha256(token.strip("'").encode()).hexdigest()
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
@@ -315,12 +321,12 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
 def _write(file: Path, text: str) -> None:
     """Writes a file; one with a token for its owner alone, and with the token of an earlier rendering, which pods that
     run have."""
-    if TOKEN_LINE.search(text) is None:
+    if (new := TOKEN_LINE.search(text)) is None:
         write_atomically(file, text.encode())
         return
     with suppress(OSError, UnicodeDecodeError):
         if earlier := TOKEN_LINE.search(file.read_text(encoding="utf-8")):
-            text = TOKEN_LINE.sub(lambda _: earlier[0], text)
+            text = text.replace(hash_token(new[1]), hash_token(earlier[1])).replace(new[0], earlier[0])
     mask = os.umask(0o077)
     try:
         write_atomically(file, text.encode())

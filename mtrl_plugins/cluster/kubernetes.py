@@ -24,6 +24,7 @@ from mtrl_plugins.cluster.cluster_plan import (
     ClusterPlan,
     ServerRole,
     check_text,
+    hash_token,
 )
 from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from trainer.distributed.rank_environment import NOT_AGAIN
@@ -253,7 +254,9 @@ def render_kubernetes(plan: ClusterPlan, options: PodOptions, server_image: str)
             "They are privileged, as sandboxes need namespaces and mounts: give them nodes of their own if you can.",
         ]
         service, token = _headless(plan, options, "sandboxes", SANDBOXES_PORT), _token(plan, options, "sandboxes")
-        files["3-sandboxes.yaml"] = to_yaml(head, token, service, _sandboxes(plan, options))
+        files["3-sandboxes.yaml"] = to_yaml(
+            head, token, service, _sandboxes(plan, options, token["stringData"]["token"])
+        )
     head = [
         f"{plan.ranks} trainer ranks in {plan.nodes} pods, which wait for the servers first.",
         "To start the job again after a change: kubectl delete job, then apply. It resumes its run.",
@@ -320,7 +323,7 @@ def _stateful_set(plan: ClusterPlan, servers: ServerRole, options: PodOptions, i
     }
 
 
-def _sandboxes(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
+def _sandboxes(plan: ClusterPlan, options: PodOptions, secret: str) -> dict[str, Any]:
     """Servers of sandboxes, which keep nothing, see no volume, and are spread over nodes."""
     token, role = PurePosixPath("/etc/mtrl-sandboxes"), labels(plan, "sandboxes")
     words = ("mtrl-gateway", "sandboxes", "--host", "0.0.0.0", "--port", str(SANDBOXES_PORT))  # noqa: S104 - a pod
@@ -348,7 +351,7 @@ def _sandboxes(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
         "spec": {
             "replicas": plan.sandboxes,
             "selector": {"matchLabels": role},
-            "template": {"metadata": {"labels": role}, "spec": spec},
+            "template": {"metadata": {"labels": role, "annotations": {"mtrl/token": hash_token(secret)}}, "spec": spec},
         },
     }
 

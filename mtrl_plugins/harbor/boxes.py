@@ -111,12 +111,14 @@ class TaskBoxes:
             values = {"url": given["url"], "transport": given.get("transport", "sse"), "headers": headers}
             made = Server.model_validate({**values, "isolation": "session"})
             port = url.port or (443 if url.scheme == "https" else 80)
-            rules = HostRules(self.settings.sandbox.hosts).rules
+            rules = HostRules(self.settings.mcp_hosts).rules
             is_allowed = any(rule.host == url.hostname and port in rule.ports for rule in rules)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise self._error(field, f"it cannot be reached: {error}", "give its `url`") from error
         if not is_allowed:
-            raise self._refuse_host(field, url.netloc, " by its whole name")  # Others may lead to this machine.
+            problem = f"{url.netloc!r:.80} is not among the hosts of MCP servers by its whole name"
+            remedy = f'allow it with `environment: {{mcp_hosts: ["{url.netloc}"]}}`'
+            raise self._error(field, problem, remedy)  # Others may lead to this machine.
         return str(given.get("name", "server")), made
 
     def _find_network(self, field: str, policy: Network) -> tuple[str, ...] | str:
@@ -161,8 +163,8 @@ class TaskBoxes:
             remedy = f"run `{make}`, or name another one in `environment.roots`"
             raise self._error(f"{field}.docker_image", problem, remedy) from error
 
-    def _refuse_host(self, field: str, host: str, how: str = "") -> ConfigError:
-        problem = f"{host!r:.80} is not among the hosts that tasks may reach{how}"
+    def _refuse_host(self, field: str, host: str) -> ConfigError:
+        problem = f"{host!r:.80} is not among the hosts that tasks may reach"
         return self._error(field, problem, f'allow it with `environment.sandbox: {{network: ["{host}"]}}`')
 
     def _error(self, field: str, problem: str, remedy: str) -> ConfigError:

@@ -44,6 +44,8 @@ class HarborSettings(EnvironmentSettings):
     """The root of an image, or of a task with a Dockerfile, by its name; by default it has that name, in lower case."""
     env: tuple[str, ...] = ()
     """Environment variables that `${NAME}` in the `env` and `headers` of task files may stand for."""
+    mcp_hosts: tuple[str, ...] = ()
+    """Hosts of the tasks' MCP servers, by their whole names. Tools are called from here: no box reaches these hosts."""
     held_out: Path | None = None
     """A folder with the tasks of `environment:eval`."""
 

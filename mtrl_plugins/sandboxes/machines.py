@@ -11,8 +11,9 @@ import random
 import socket
 import ssl
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from urllib.parse import urlsplit
 
 import anyio
@@ -38,6 +39,8 @@ SILENT_S, PROBES = 5.0, 3
 """A request that takes longer asks whether the machine is there at all; this many questions may stay unanswered."""
 LATE = "it did not answer in time"
 MAX_PROBLEMS = 5
+CHECK_S, CHECKED_AT_ONCE = 10.0, 32
+"""How long a machine has to answer before a run begins, and how many are asked at a time."""
 UNAUTHORIZED = 401
 
 
@@ -47,6 +50,8 @@ class Machine:
 
     url: str
     """The address of its sandboxes."""
+    address: str
+    """The one of `remote` that leads to it."""
     headers: Mapping[str, str]
     """Those of each request: the token, and the host as it was named, since the address may be an IP."""
     running: int = 0
@@ -125,7 +130,9 @@ class Machines:
             self._resolved_at = now
             within_s = LOOK_WITHIN_S if self._known else FIRST_RESOLVE_S  # After it, known ones stay.
             with anyio.move_on_after(within_s):
-                found = await to_thread.run_sync(find_machines, self._remote, abandon_on_cancel=True)
+                found = await to_thread.run_sync(
+                    find_machines, self._remote, [*self._known.values()], abandon_on_cancel=True
+                )
                 self._known = {machine.url: self._known.get(machine.url) or machine for machine in found}
         machines = [*self._known.values()] if only is None else [only]
         are_lost = all(machine.problem for machine in machines)
@@ -183,51 +190,64 @@ async def post_watched(http: httpx2.AsyncClient, machine: Machine, url: str, con
     return answer
 
 
-def find_machines(remote: RemoteSettings) -> list[Machine]:
+def find_machines(remote: RemoteSettings, known: Collection[Machine] = ()) -> list[Machine]:
     """All machines. Each address that a name of plain HTTP stands for is one, and stays the same when others follow; a
-    name of HTTPS stays a name, for which its certificate is."""
+    name of HTTPS stays a name, for which its certificate is. A name that cannot be resolved keeps its known ones."""
     token = {} if remote.token is None else {"authorization": f"Bearer {remote.token.get_secret_value()}"}
-    machines = {}
+    machines: dict[str, Machine] = {}
     for address in remote.urls:
         parts = urlsplit(address)
         hosts = _resolve(parts.hostname or "", parts.port or 80) if parts.scheme == "http" else []
-        for netloc in [f"{host}:{parts.port or 80}" for host in hosts] or [parts.netloc]:
+        if hosts is None and (kept := {one.url: one for one in known if one.address == address}):
+            machines |= kept
+            continue
+        for netloc in [f"{host}:{parts.port or 80}" for host in hosts or ()] or [parts.netloc]:
             url = parts._replace(netloc=netloc, path=parts.path.rstrip("/") + PATH).geturl()
-            machines[url] = Machine(url, {"content-type": "application/json", "host": parts.netloc, **token})
+            machines[url] = Machine(url, address, {"content-type": "application/json", "host": parts.netloc, **token})
     return [*machines.values()]
 
 
-def _resolve(host: str, port: int) -> list[str]:
+def _resolve(host: str, port: int) -> list[str] | None:
     """The addresses of a name: those of IPv4 where it has both kinds; none where it has one of each, which may be one
-    machine's."""
+    machine's. None if nobody tells."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError:  # Whoever connects to it tells why.
-        return []
+        return None
     four, six = sorted(one for one in found if ":" not in one), sorted(f"[{one}]" for one in found if ":" in one)
     return [] if len(four) == len(six) == 1 else four or six
 
 
 def find_remote_problem(remote: RemoteSettings) -> str | None:
-    """Why machines cannot be used, with what to do; None if all can."""
-    problems = []
-    with httpx2.Client(timeout=10.0, trust_env=False, verify=_make_tls()) as http:
-        for machine in find_machines(remote):
-            url = machine.url.removesuffix(PATH)
-            try:
-                answer = http.get(machine.url, headers=machine.headers)
-                if answer.is_success:
-                    machine.take_count(answer.json())
-                    continue
-                remedy = "correct `token`" if answer.status_code == UNAUTHORIZED else "see the server's log"
-                problems.append(f"{url}: {describe_answer(answer)}\n  remedy: {remedy}")
-            except httpx2.HTTPError as error:
-                reason = f"{url} cannot be reached: {describe_error(error)}"
-                problems.append(f"{reason}\n  remedy: start `mtrl-gateway sandboxes` there")
-            except (ValueError, KeyError, TypeError):
-                problems.append(f"{url} is no server of sandboxes\n  remedy: correct `url`")
-    others = f" ({len(problems) - 1} more machines fail)" if len(problems) > 1 else ""
-    return problems[0].replace("\n", f"{others}\n", 1) if problems else None
+    """Why no machine can be used, with what to do; None if one can: the others are told in the log."""
+    machines = find_machines(remote)
+    with (
+        httpx2.Client(timeout=CHECK_S, trust_env=False, verify=_make_tls()) as http,
+        ThreadPoolExecutor(min(CHECKED_AT_ONCE, len(machines))) as threads,
+    ):
+        problems = [problem for problem in threads.map(partial(_find_problem, http), machines) if problem]
+    if len(problems) == len(machines):
+        others = f" ({len(problems) - 1} more machines fail)" if len(problems) > 1 else ""
+        return problems[0].replace("\n", f"{others}\n", 1)
+    for problem in problems[:MAX_PROBLEMS]:
+        log.warning("a machine is lost, of %d: %s", len(machines), problem)
+    return None
+
+
+def _find_problem(http: httpx2.Client, machine: Machine) -> str:
+    """Why a machine cannot be used; empty if it can."""
+    url = machine.url.removesuffix(PATH)
+    try:
+        answer = http.get(machine.url, headers=machine.headers)
+        if answer.is_success:
+            machine.take_count(answer.json())
+            return ""
+        remedy = "correct `token`" if answer.status_code == UNAUTHORIZED else "see the server's log"
+        return f"{url}: {describe_answer(answer)}\n  remedy: {remedy}"
+    except httpx2.HTTPError as error:
+        return f"{url} cannot be reached: {describe_error(error)}\n  remedy: start `mtrl-gateway sandboxes` there"
+    except (ValueError, KeyError, TypeError):
+        return f"{url} is no server of sandboxes\n  remedy: correct `url`"
 
 
 def open_client() -> httpx2.AsyncClient:

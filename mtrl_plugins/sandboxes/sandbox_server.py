@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 
 from gateway.config.base import FrozenModel
 from gateway.errors import ConfigError
-from gateway.http.endpoint import Endpoint, Router
-from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body
+from gateway.http.endpoint import DisconnectWatcher, Endpoint, Router
+from gateway.http.exchange import ClientDisconnected, Problem, Request, built_response, json_response, parse_body
 from gateway.http.security import SecurityMiddleware
 from gateway.http.settings import Settings, check_token_required
 from gateway.http.uvicorn_server import (
@@ -127,6 +127,7 @@ class SandboxServer:
         self.leases: dict[str, Lease] = {}
         self._starting, self._waiting = 0, 0
         self._turn, self._freed = anyio.Lock(), anyio.Event()
+        self.disconnects = DisconnectWatcher()
 
     async def count(self, _: Request) -> ASGIApp:
         return json_response({"running": self._count_running() + self._waiting, "most": self.most})
@@ -143,16 +144,24 @@ class SandboxServer:
         if refused := [host for host in settings.hosts if not self.allowed_hosts.includes(host)]:
             problem = f"This server does not allow hosts that `network` lists: {', '.join(refused)[:MAX_TEXT]}."
             raise Problem(422, "invalid_request", problem, remedy=HOSTS_REMEDY)
+        id = token_urlsafe(24)
+        try:
+            sandbox = await self.disconnects.run_until_disconnect(request.receive, lambda: self._start(id, body))
+        except ClientDisconnected:  # Nobody knows the id.
+            await self._end(id)
+            raise
+        return json_response({"id": id, "lease_s": self.lease_s, "python": list(sandbox.python)}, 201)
+
+    async def _start(self, id: str, body: StartRequest) -> Sandbox:
         await self._take_place(body.wait_s)
         try:
             files = None if body.files_of is None else self._find_files(body.files_of)
-            sandbox = await self.provider.start(settings, keeps_files=body.keeps_files, files_of=files)
+            sandbox = await self.provider.start(body.settings, keeps_files=body.keeps_files, files_of=files)
+            self.leases[id] = Lease(sandbox, anyio.current_time() + self.lease_s)
         finally:
             self._starting -= 1
             self._free_place()
-        id = token_urlsafe(24)
-        self.leases[id] = Lease(sandbox, anyio.current_time() + self.lease_s)
-        return json_response({"id": id, "lease_s": self.lease_s, "python": list(sandbox.python)}, 201)
+        return sandbox
 
     async def _take_place(self, wait_s: float) -> None:
         """Waits for room; who comes first is served first, from whichever gateway."""
@@ -252,11 +261,13 @@ class SandboxServer:
             return json_response({"error": str(error)})
 
     async def stop(self, request: Request) -> ASGIApp:
-        lease = self.leases.pop(request.path_params["id"], None)
-        if lease is not None:
+        await self._end(request.path_params["id"])
+        return json_response({})
+
+    async def _end(self, id: str) -> None:
+        if (lease := self.leases.pop(id, None)) is not None:
             self._free_place()
             await lease.stop()
-        return json_response({})
 
     async def end_leases(self) -> None:
         """Stops sandboxes whose clients are gone."""
@@ -327,6 +338,7 @@ async def serving(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(http.serve, [listening])
                 tasks.start_soon(server.end_leases)
+                tasks.start_soon(server.disconnects.run)
                 await ready.wait()
                 stop.serving = True
                 yield server_url(settings, listening), server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
@@ -27,6 +28,21 @@ def _check_engine(value: str) -> str:
         raise rule_error(f"`engine` cannot be read as a command: {error}", "close its quotes") from error
     if not words or any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value):
         raise rule_error("`engine` is no command", "write `podman` or `docker`, or remove it")
+    return value
+
+
+def _check_addresses(value: str) -> str:
+    from httpx2 import URL, InvalidURL  # Most jobs have no other machines.
+
+    for address in value.split(","):
+        try:
+            parts = urlsplit(address)
+            (parts.hostname or "").encode("idna")
+            is_one = bool(parts.hostname) and parts.port != 0 and bool(URL(address).host)
+        except (ValueError, InvalidURL):  # UnicodeError is a ValueError.
+            is_one = False
+        if not is_one:
+            raise rule_error(f"{address!r:.80} is no address", "write `http://HOST:PORT`")
     return value
 
 
@@ -72,7 +88,7 @@ class RemoteSettings(ProviderSettings):
     key: ClassVar[str] = "remote"
     is_local: ClassVar[bool] = False
 
-    url: Annotated[str, Field(pattern=f"^{ADDRESS}(,{ADDRESS})*$")]
+    url: Annotated[str, Field(pattern=f"^{ADDRESS}(,{ADDRESS})*$"), AfterValidator(_check_addresses)]
     """Its address; those of several machines with commas between them. A name of several addresses is as many."""
     token: SecretStr | None = None
     """Sent as `Authorization: Bearer ...`."""

@@ -56,7 +56,7 @@ RUN_FILE = """\
 #   mtrl-train --config {file} --model MODEL_FOLDER
 environment:
   name: {train}
-  sandbox: {{network: [{host}]}}
+  mcp_hosts: [{host}]
 {held_out}steps: 100
 prompts: 16
 n: 8

@@ -12,6 +12,8 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
+
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.plugins import enable_stand_ins
 from gateway.session import AnyGateway
@@ -290,7 +292,7 @@ async def open_job(
         raise ConfigError(problem, remedy="continue or evaluate it in the script that made it: docs/migration-trl.md")
     objects = objects or NO_OBJECTS
     for part in settings.parts:
-        part.require_ready()
+        await to_thread.run_sync(part.require_ready)  # It may ask other machines.
     recorders = [start for part in settings.parts if (start := part.record(is_on=tape is not None))]
     tasks = load_tasks(settings, objects)
     stepper = make_stepper(settings, objects.make_stepper() if objects.make_stepper else None)

@@ -224,7 +224,13 @@ def test_servers_of_sandboxes_are_behind_one_name_with_a_token_that_ranks_have(r
     assert env["MTRL_SANDBOX_TOKEN"]["valueFrom"] == source
     assert (Path("kubernetes") / "3-sandboxes.yaml").stat().st_mode & 0o077 == 0
     token = manifests["Secret/run-sandboxes"]["stringData"]["token"]
-    assert render(run, "--sandboxes", 2)["Secret/run-sandboxes"]["stringData"]["token"] == token
+    mark = servers["template"]["metadata"]["annotations"]
+    again = render(run, "--sandboxes", 2)
+    assert again["Secret/run-sandboxes"]["stringData"]["token"] == token
+    assert again["Deployment/run-sandboxes"]["spec"]["template"]["metadata"]["annotations"] == mark
+    Path("kubernetes").rename("earlier")
+    other = render(run, "--sandboxes", 2)["Deployment/run-sandboxes"]["spec"]["template"]["metadata"]["annotations"]
+    assert token not in str(mark) and other != mark, "servers start again, with the new token"
     settings = {"url": env["MTRL_SANDBOXES"]["value"], "token": token}
     SandboxSettings.model_validate({"remote": settings})
 

@@ -163,12 +163,12 @@ async def test_agent_reaches_the_tools_of_a_tasks_mcp_servers_by_the_endpoint_or
     with live_server(lambda: Gateway([Source("tools", NativeToolset([FunctionTool(look_up)]))])) as served:
         servers = f'[[environment.mcp_servers]]\nname = "words"\ntransport = "http"\nurl = "{served.url}/mcp"\n'
         write_task(tmp_path, Sample("served", servers, {"tests/test.sh": PASSES}))
-        sandbox = {"network": [served.url.removeprefix("http://")]}
+        hosts = [served.url.removeprefix("http://")]
         told = agent(code, env={"TOOLS": "{mcp_url}"})
-        async with open_agent(tmp_path, told, ["Hi."], sandbox=sandbox) as runs:
+        async with open_agent(tmp_path, told, ["Hi."], mcp_hosts=hosts) as runs:
             rollout, score = await runs.play("served")
             assert (rollout.stop, score) == (StopReason.DONE, 1.0), rollout
-        said = await try_folder(tmp_path, agent=agent(code), sandbox=sandbox)
+        said = await try_folder(tmp_path, agent=agent(code), mcp_hosts=hosts)
     assert "the agent is not told of the tools words_" in said and "name `{mcp_url}`" in said
 
 

@@ -212,10 +212,14 @@ def test_root_of_tests_is_not_replaced_by_another(tmp_path: Path) -> None:
 def test_server_of_a_task_is_reached_by_a_host_that_is_named_in_full(tmp_path: Path) -> None:
     server = '[[environment.mcp_servers]]\nname = "s"\nurl = "http://x.example.com/mcp"\n'
     write_task(tmp_path, Sample("served", server, {"tests/test.sh": PASSES}))
-    for network, is_allowed in (["*.example.com"], False), (["x.example.com"], True):
-        settings = environment_of(tmp_path, sandbox={"network": network})
-        with nullcontext() if is_allowed else pytest.raises(ConfigError, match="may reach by its whole name"):
-            TaskBoxes(settings, settings.read("served"))
+    for hosts, is_allowed in (["*.example.com"], False), (["x.example.com"], True):
+        settings = environment_of(tmp_path, mcp_hosts=hosts)
+        with nullcontext() if is_allowed else pytest.raises(ConfigError, match=r"by its whole name(.|\n)*mcp_hosts"):
+            boxes = TaskBoxes(settings, settings.read("served"))
+            assert [box.network for box in boxes.policy_boxes + boxes.test_boxes] == ["loopback"] * 2, "it has sessions"
+    settings = environment_of(tmp_path, sandbox={"network": ["x.example.com"]})
+    with pytest.raises(ConfigError, match="mcp_hosts"):
+        TaskBoxes(settings, settings.read("served"))
 
 
 @pytest.mark.parametrize("option", [{"args": {"a": 1}}, {"start_s": 5.0}])
@@ -335,8 +339,8 @@ async def test_policy_gets_the_tools_of_a_tasks_mcp_servers(tmp_path: Path) -> N
         write_task(tmp_path, Sample("served", servers, {"tests/test.sh": PASSES}))
         write_task(tmp_path, SAMPLES[0])
         said = await try_folder(tmp_path)
-        assert f"'{host}' is not among the hosts" in said
-        async with open_tasks(tmp_path, sandbox={"network": [host]}) as runs:
+        assert f"'{host}' is not among the hosts of MCP servers" in said
+        async with open_tasks(tmp_path, mcp_hosts=[host]) as runs:
             (row,) = (number for number, task in enumerate(runs.tasks) if task.id == "served")
             calls = [
                 ("words_look_up", {"word": "it"}),

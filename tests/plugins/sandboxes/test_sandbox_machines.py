@@ -170,6 +170,27 @@ async def test_starts_of_all_gateways_wait_in_one_queue(
     assert order == [*"aabaa"]
 
 
+async def test_starts_of_clients_that_go_away_hold_no_place(start_server: StartServer, reaper: Reaper) -> None:
+    server = start_server("--most", 1)
+    settings = settings_of(server)
+    provider = choose_provider(settings, reaper)
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as http:
+
+        async def wait_for(count: int) -> None:
+            with anyio.fail_after(PATIENCE_S):
+                while (await http.get(f"{server.url}/v1/sandboxes")).json()["running"] != count:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+
+        async with opened(provider, settings):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(provider.start, settings)
+                await wait_for(4)
+                tasks.cancel_scope.cancel()
+            await wait_for(1)
+        await wait_for(0)
+
+
 async def test_start_takes_no_more_than_half_of_its_calls_time_to_wait(
     start_server: StartServer, reaper: Reaper
 ) -> None:
@@ -289,8 +310,10 @@ async def test_machines_with_a_wrong_token_or_other_settings_are_told_and_others
     strange.token_file.write_text("another-token-of-the-tests")
     strange.start()
     settings = settings_of(strange, narrow, wide, network=["pypi.org"])
-    problem = str(find_provider_problem(settings))
-    assert strange.name in problem and "correct `token`" in problem
+    assert find_provider_problem(settings) is None, "one lost machine of many stops no run"
+    assert f"of 3: {strange.url}: HTTP 401" in caplog.text
+    problem = str(find_provider_problem(settings_of(strange, "http://127.0.0.1:9")))
+    assert strange.name in problem and "(1 more machines fail)" in problem and "correct `token`" in problem
     provider = choose_provider(settings, reaper)
     boxes = await start_all(provider, settings, 4)
     assert places(boxes) == {wide.name: 4}, "the other one does not allow the host"
@@ -347,6 +370,28 @@ async def test_rollout_whose_machine_is_lost_is_not_graded_as_one_that_did_nothi
                 except Unavailable as error:
                     assert "nothing is left to grade" in str(error)
     assert [grade["grade"] for grade in graded] == [0.0, 0.0], "that of the other machine, which answers twice"
+
+
+async def test_machines_of_a_name_stay_while_it_cannot_be_resolved(
+    start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(host="127.0.0.2")
+    resolve, fails = socket.getaddrinfo, False
+
+    def getaddrinfo(host: Any, *words: Any, **more: Any) -> Any:
+        if host == "sandboxes.internal" and fails:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return resolve("127.0.0.2" if host == "sandboxes.internal" else host, *words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(machines, "RESOLVE_S", 0.0)
+    settings = settings_of(f"http://sandboxes.internal:{server.port}")
+    provider = choose_provider(settings, reaper)
+    boxes = await start_all(provider, settings, 1)
+    fails = True
+    boxes += await start_all(provider, settings, 1)
+    assert places(boxes) == {server.name: 2}
+    await stop_all(boxes)
 
 
 async def test_name_with_several_addresses_is_as_many_machines(

@@ -286,6 +286,11 @@ async def test_server_that_is_not_there_is_unavailable_and_told_by_check(write: 
         ({"container": {"image": "a"}, "remote": {"url": "http://a"}}, "exclude each other"),
         ({"remote": {"url": "http://a"}, "readable": ["/data"]}, "do not exist on another one"),
         ({"remote": {"url": "ftp://a"}}, "url"),
+        ({"remote": {"url": "http://a,http://boxes:99999"}}, "'http://boxes:99999' is no address"),
+        ({"remote": {"url": "http://a..b:80"}}, "is no address"),
+        ({"remote": {"url": "http://[::1"}}, "is no address"),
+        ({"remote": {"url": f"http://{'a' * 64}.b"}}, "is no address"),
+        ({"remote": {"url": "http://:80"}}, "is no address"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], problem: str) -> None:

@@ -52,8 +52,8 @@ async def test_harbor_tasks_are_worth_one_by_their_solution_and_by_the_answer_th
         assert code == 0, text
         values = yaml.safe_load(out.with_suffix(".yaml").read_text())
         environment = TrainSettings.model_validate({**values, "model": "mine"}).parts
-        assert values["environment"]["sandbox"] == {"network": [served.url.removeprefix("http://")]} and environment
-        options = {"sandbox": values["environment"]["sandbox"], "roots": {"debian:12-slim": root}}
+        assert values["environment"]["mcp_hosts"] == [served.url.removeprefix("http://")] and environment
+        options = {"mcp_hosts": values["environment"]["mcp_hosts"], "roots": {"debian:12-slim": root}}
         for split in ("train", "held_out"):
             assert "are worth 1" in await try_folder(out / split, **options)
         (name, folder), *_ = list_tasks(out / "train").items()
