@@ -20,6 +20,8 @@ Message = Mapping[str, Any]
 Medium = Image | Audio | Video
 BRANCH = "branch"
 """The source of an entry that copies a turn of the policy from another ledger of the rollout, where it is trained."""
+COPIED = "copied"
+"""In the info of an entry that a new ledger repeats as it is in the one before."""
 VersionRuns = tuple[tuple[int, int], ...]
 """Run-length encoded policy versions: (version, number of consecutive ids that it sampled)."""
 

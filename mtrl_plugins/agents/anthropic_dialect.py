@@ -121,10 +121,11 @@ def read_arguments(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {UNREADABLE: arguments}
 
 
-def _write_arguments(value: Any) -> str:
+def write_arguments(value: Any) -> str:
+    """What `read_arguments` read as the text that it was, or as another of the same meaning."""
     if isinstance(value, Mapping) and list(value) == [UNREADABLE]:
         return str(value[UNREADABLE])
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _read_tools(tools: Sequence[Any]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
@@ -163,7 +164,7 @@ def _read_turn(blocks: Sequence[Mapping[str, Any]], where: str) -> Message:
     text = [str(block.get("text", "")) for block in blocks if block.get("type") == "text"]
     thoughts = [str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking"]
     calls = [
-        build_call(str(block.get("id", "")), str(block.get("name", "")), _write_arguments(block.get("input", {})))
+        build_call(str(block.get("id", "")), str(block.get("name", "")), write_arguments(block.get("input", {})))
         for block in blocks
         if block.get("type") == "tool_use"
     ]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hmac
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -36,7 +37,15 @@ from mtrl_plugins.agents.agent_session import AgentSession
 from mtrl_plugins.agents.anthropic_dialect import AnthropicEvents
 from mtrl_plugins.agents.chat_dialect import ChatEvents
 from mtrl_plugins.agents.google_dialect import GoogleDialect, GoogleEvents, GooglePaths
-from mtrl_plugins.agents.requests import MessageCache, PolicyAnswer, PolicyProblem, PolicyRequest, ProblemKind, require
+from mtrl_plugins.agents.requests import (
+    MessageCache,
+    PolicyAnswer,
+    PolicyProblem,
+    PolicyRequest,
+    ProblemKind,
+    read_query,
+    require,
+)
 from mtrl_plugins.agents.responses_dialect import ResponsesEvents
 from mtrl_plugins.agents.turn_stream import FAILED, AnswerStream, EventWriter
 
@@ -48,6 +57,8 @@ MODEL = "policy"
 
 NAME_LENGTH, MOST_REWARDS = 100, 100
 """Bounds on the rewards that a program may post."""
+_GOOGLE_PATH = re.compile(r"/v1(alpha|beta)(/|$)|/models/[^/]+:|/google/")
+"""In paths whose refusals have Google's form."""
 BOX_BYTES = 128 * 1024 * 1024
 """Of bodies that one box has under way."""
 
@@ -203,7 +214,7 @@ class BoxApp:
         if scope["type"] == "http" and path == f"{self._place}reward":
             text = "no reward is taken from a box; use `agent.grade`, a reward function, or `agent.sandbox: none`"
             problem = PolicyProblem("unauthorized", text)
-            await Response(chat_dialect.write_problem(problem), problem.status)(scope, receive, send)
+            await _refuse(problem, scope, receive, send)
         elif scope["type"] == "http" and not path.startswith(self._place):
             await _not_found(scope, receive, send)
         else:
@@ -234,7 +245,7 @@ class BoxApp:
         if is_refused and not has_started:
             text = f"requests of more than {BOX_BYTES} bytes are under way; ask again when some are answered"
             problem = PolicyProblem("unavailable", text)
-            await Response(chat_dialect.write_problem(problem), problem.status)(scope, receive, send)
+            await _refuse(problem, scope, receive, send)
 
 
 class _Tools:
@@ -249,8 +260,7 @@ class _Tools:
             if (tools := session.tools) is None:
                 raise PolicyProblem("not_found", "the session has no tools")
         except PolicyProblem as problem:
-            response = Response(chat_dialect.write_problem(problem), problem.status)
-            await response(scope, receive, send)
+            await _refuse(problem, scope, receive, send)
         else:
             with session.use.under_way():
                 await self.endpoint.tools.serve(tools, scope, receive, send)
@@ -274,12 +284,13 @@ async def read_body(request: Request) -> Mapping[str, Any]:
 
 
 def read_key(scope: Scope) -> str:
-    """The key in a request's headers, as clients of OpenAI, Anthropic or Google send it."""
+    """The key of a request, as clients of OpenAI, Anthropic or Google send it."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     bearer = headers.get(b"authorization", b"").decode("latin-1")
     if bearer[:7].lower() == "bearer ":
         return bearer[7:]
-    return (headers.get(b"x-api-key") or headers.get(b"x-goog-api-key", b"")).decode("latin-1")
+    key = (headers.get(b"x-api-key") or headers.get(b"x-goog-api-key", b"")).decode("latin-1")
+    return key or read_query(scope, "key")
 
 
 def is_key(scope: Scope, key: str) -> bool:
@@ -287,6 +298,12 @@ def is_key(scope: Scope, key: str) -> bool:
     return not key or hmac.compare_digest(read_key(scope).encode(), key.encode())
 
 
+async def _refuse(problem: PolicyProblem, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers in the form of the path's protocol."""
+    dialect = GOOGLE if _GOOGLE_PATH.search(scope["path"]) else chat_dialect
+    await Response(dialect.write_problem(problem), problem.status)(scope, receive, send)
+
+
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     problem = PolicyProblem("not_found", f"there is nothing at {scope.get('path', '')[:200]}")
-    await Response(chat_dialect.write_problem(problem), problem.status)(scope, receive, send)
+    await _refuse(problem, scope, receive, send)

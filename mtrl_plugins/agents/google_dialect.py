@@ -10,9 +10,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.types import EMPTY
+from gateway.http.exchange import Response
 from gateway.wire import dumps
-from mtrl_plugins.agents.anthropic_dialect import read_arguments
+from mtrl_plugins.agents.anthropic_dialect import read_arguments, write_arguments
 from mtrl_plugins.agents.chat_dialect import make_tool
 from mtrl_plugins.agents.requests import (
     MessageCache,
@@ -25,11 +25,14 @@ from mtrl_plugins.agents.requests import (
     read_list,
     read_number,
     read_object,
+    read_query,
+    read_text,
     read_texts,
     refuse,
     require,
 )
 from mtrl_plugins.agents.turn_stream import EventWriter, write_event
+from mtrl_plugins.agents.turn_tree import match_results
 from trainer.ledger import Message
 from trainer.template.chat_template import build_call
 
@@ -39,6 +42,13 @@ _PATH = re.compile(r"(.*)/v1(?:alpha|beta)?/models/[^/]+:(generateContent|stream
 _STATUSES = {"unauthorized": "UNAUTHENTICATED", "not_found": "NOT_FOUND", "unavailable": "UNAVAILABLE"}
 _ONE_TEXT = ("output", "result", "error", "content")
 """Keys under which clients send a result that is a text."""
+_MODES = ("AUTO", "ANY", "NONE", "VALIDATED", "MODE_UNSPECIFIED")
+_USER_PARTS, _MODEL_PARTS = ("text", "inlineData", "functionResponse"), ("text", "functionCall")
+_PARTS = {*_USER_PARTS, *_MODEL_PARTS, "fileData", "executableCode", "codeExecutionResult", "toolCall", "toolResponse"}
+"""Of these a part has one; beside it are `thought`, `thoughtSignature` and the like."""
+_FREE = ("contents", "args", "response", "parameters", "parametersJsonSchema")
+"""Fields whose insides are read elsewhere, or are the client's own."""
+_UNDERSCORE = re.compile("(?<=[a-z0-9])_([a-z])")
 
 
 class GooglePaths:
@@ -50,6 +60,10 @@ class GooglePaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (match := _PATH.fullmatch(scope["path"])):
             scope = {**scope, "path": f"{match[1]}/google/{match[2]}"}
+            if match[2] == "streamGenerateContent" and read_query(scope, "alt") != "sse":
+                problem = PolicyProblem("unsupported", "a stream is of events: ask for `?alt=sse`", param="alt")
+                answer = Response(GoogleDialect(stream=True).write_problem(problem), problem.status)
+                return await answer(scope, receive, send)
         await self._app(scope, receive, send)
 
 
@@ -66,24 +80,27 @@ class GoogleDialect:
 
     def read_request(self, body: Mapping[str, Any], cache: MessageCache) -> PolicyRequest:
         """The request in a body. Raises PolicyProblem, which names the field."""
-        config, tool_config = read_object(body, "generationConfig"), read_object(body, "toolConfig")
-        mode = str(read_object(tool_config, "functionCallingConfig").get("mode", "AUTO")).upper()
-        refuse(config.get("candidateCount") not in (None, 1), "only one answer at a time", "candidateCount")
+        body = _read_fields(body)
+        config, choice = read_object(body, "generationConfig"), read_object(body, "toolConfig")
+        mode = read_text(read_object(choice, "functionCallingConfig"), "mode").upper()
+        require(mode in ("", *_MODES), f"must be one of {', '.join(_MODES)}", "mode")
+        refuse("cachedContent" in body, "no contents are kept here: send all of them", "cachedContent")
+        refuse(read_integer(config, "candidateCount") not in (None, 1), "only one answer at a time", "candidateCount")
         for name in ("presencePenalty", "frequencyPenalty"):
-            refuse(config.get(name), "would sample from another policy than the one that is trained", name)
+            refuse(config.get(name, 0) != 0, "would sample from another policy than the one that is trained", name)
         contents = read_list(body, "contents")
         require(contents, "must be a list of at least one content", "contents")
         tools, left_out = _read_tools(read_list(body, "tools"))
         return PolicyRequest(
-            (*_read_system(body.get("systemInstruction")), *cache.read_all(contents, "contents", _read_content)),
+            (*_read_system(body), *match_results(cache.read_all(contents, "contents", _read_content))),
             () if mode == "NONE" else tools,
             read_integer(config, "maxOutputTokens"),
             read_number(config, "temperature"),
             read_number(config, "topP"),
             read_texts(config, "stopSequences"),
             stream=self.stream,
-            options={"left_out": (*left_out, *(("top_k",) if config.get("topK") else ()))},
-            asked_form=mode == "ANY" or config.get("responseMimeType") not in (None, "text/plain"),
+            options={"left_out": (*left_out, *(("top_k",) if read_number(config, "topK") else ()))},
+            asked_form=mode == "ANY" or read_text(config, "responseMimeType") not in ("", "text/plain"),
         )
 
     def write_answer(self, answer: PolicyAnswer, request: PolicyRequest) -> bytes:
@@ -101,7 +118,8 @@ class GoogleDialect:
 
 def read_counted(body: Mapping[str, Any], cache: MessageCache) -> PolicyRequest:
     """The request whose tokens are counted, which may be wrapped."""
-    return GoogleDialect(stream=False).read_request(read_object(body, "generateContentRequest") or body, cache)
+    wrapped = read_object(_read_fields(body), "generateContentRequest")
+    return GoogleDialect(stream=False).read_request(wrapped or body, cache)
 
 
 def _chunk(id: str, parts: Sequence[Mapping[str, Any]], answer: PolicyAnswer | None = None) -> dict[str, Any]:
@@ -149,6 +167,20 @@ class GoogleEvents(EventWriter):
         return b"data: " + GoogleDialect(stream=True).write_problem(problem) + b"\n\n"
 
 
+def _read_fields(value: Any) -> Any:
+    """JSON with the names of fields in one of their two spellings, `maxOutputTokens`, and without those of null."""
+    if isinstance(value, list):
+        return [_read_fields(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    named = ((_spell(name), field) for name, field in value.items() if field is not None)
+    return {name: field if name in _FREE else _read_fields(field) for name, field in named}
+
+
+def _spell(name: str) -> str:
+    return _UNDERSCORE.sub(lambda match: match[1].upper(), name)
+
+
 def _read_tools(tools: Sequence[Any]) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
     """The functions, and the kinds of tools that run at Google, which the policy is not shown."""
     functions, left_out = [], []
@@ -156,10 +188,10 @@ def _read_tools(tools: Sequence[Any]) -> tuple[tuple[Mapping[str, Any], ...], tu
         require(isinstance(tool, Mapping), "must be an object", f"tools.{index}")
         left_out += [name for name in tool if name != "functionDeclarations"]
         for one in read_list(tool, "functionDeclarations"):
-            named = isinstance(one, Mapping) and isinstance(one.get("name"), str)
+            named = isinstance(one, Mapping) and read_text(one, "name")
             require(named, "needs a function's name", f"tools.{index}")
-            schema = one.get("parametersJsonSchema") or _lower_types(one.get("parameters"))
-            functions.append(make_tool(one["name"], one.get("description"), schema))
+            schema = read_object(one, "parametersJsonSchema") or _lower_types(read_object(one, "parameters")) or None
+            functions.append(make_tool(one["name"], read_text(one, "description"), schema))
     return tuple(functions), tuple(left_out)
 
 
@@ -169,79 +201,89 @@ def _lower_types(schema: Any) -> Any:
         return [_lower_types(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    return {
-        name: value.lower() if name == "type" and isinstance(value, str) else _lower_types(value)
-        for name, value in schema.items()
-    }
+    read = {_spell(name): value for name, value in schema.items()}
+    for name, value in read.items():
+        if name == "type" and isinstance(value, str):
+            read[name] = value.lower()
+        elif name in ("properties", "$defs", "defs") and isinstance(value, Mapping):
+            read[name] = {key: _lower_types(one) for key, one in value.items()}
+        elif name in ("items", "anyOf", "prefixItems", "additionalProperties"):
+            read[name] = _lower_types(value)
+    return read
 
 
-def _read_system(content: Any) -> list[Message]:
-    if not content:
-        return []
-    parts = content if isinstance(content, str | list) else read_list(content, "parts")
-    parts = [{"text": parts}] if isinstance(parts, str) else parts
-    return [{"role": "system", "content": "\n".join(_read_text(part, "systemInstruction") for part in parts)}]
+def _read_system(body: Mapping[str, Any]) -> list[Message]:
+    content = body.get("systemInstruction")
+    is_text = isinstance(content, str)
+    parts = [{"text": content}] if is_text else read_list(read_object(body, "systemInstruction"), "parts")
+    text = "\n".join(read_text(part, _find_kind(part, ("text",), "systemInstruction")) for part in parts)
+    return [{"role": "system", "content": text}] if text else []
 
 
-def _read_text(part: Any, where: str) -> str:
-    require(isinstance(part, Mapping) and isinstance(part.get("text"), str), "must be parts of text", where)
-    return str(part["text"])
+def _find_kind(part: Any, kinds: Sequence[str], where: str) -> str:
+    """The field that tells what a part is."""
+    require(isinstance(part, Mapping), "must be objects", f"{where}.parts")
+    found: list[str] = [name for name in part if name in _PARTS]
+    require(len(found) == 1, f"a part must have one of {', '.join(kinds)}", where)
+    refuse(found[0] not in kinds, f"parts with {found[0]} are not supported here", where)
+    require(isinstance(part.get("thought", False), bool), "must be true or false", "thought")
+    return found[0]
 
 
 def _read_content(content: Any, where: str) -> Iterator[Message]:
     """The messages of one content: results of functions are messages of their own."""
     require(isinstance(content, Mapping), "must be an object", where)
+    content = _read_fields(content)
     role, parts = content.get("role", "user"), read_list(content, "parts")
     require(role in ("user", "model", "function"), "must be user or model", f"{where}.role")
-    require(all(isinstance(part, Mapping) for part in parts), "must be objects", f"{where}.parts")
+    is_turn = role == "model" and "parts" in content  # Which is empty if its thoughts were all.
+    require(parts or is_turn, "must be a list of at least one part", f"{where}.parts")
     if role == "model":
         yield _read_turn(parts, where)
         return
-    results = [part["functionResponse"] for part in parts if "functionResponse" in part]
-    for index, result in enumerate(results):
-        require(isinstance(result, Mapping), "must be an object", f"{where}.functionResponse")
-        yield {"role": "tool", "tool_call_id": _call_id(result, index), "content": _read_result(result, where)}
-    rest = [_read_part(part, where) for part in parts if "functionResponse" not in part]
-    if all(part["type"] == "text" for part in rest):
-        if rest or not results:
-            yield {"role": "user", "content": "".join(part["text"] for part in rest)}
-    else:
+    rest = []
+    for part in parts:
+        if _find_kind(part, _USER_PARTS, where) == "functionResponse":
+            yield _read_result(read_object(part, "functionResponse"), where)
+        else:
+            rest.append(_read_part(part, where))
+    if not all(part["type"] == "text" for part in rest):
         yield {"role": "user", "content": rest}
+    elif rest:
+        yield {"role": "user", "content": "".join(part["text"] for part in rest)}
 
 
-def _read_turn(parts: Sequence[Mapping[str, Any]], where: str) -> Message:
-    calls = [read_object(part, "functionCall") for part in parts if "functionCall" in part]
-    texts = [part for part in parts if "functionCall" not in part]
-    content = "".join(_read_text(part, where) for part in texts if not part.get("thought"))
-    thoughts = "".join(_read_text(part, where) for part in texts if part.get("thought"))
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    message |= {"reasoning_content": thoughts} if thoughts else {}
-    made = [
-        build_call(_call_id(call, index), str(call.get("name", "")), json.dumps(call.get("args") or {}))
-        for index, call in enumerate(calls)
-    ]
-    return message | ({"tool_calls": made} if made else {})
+def _read_turn(parts: Sequence[Any], where: str) -> Message:
+    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+    for part in parts:
+        if _find_kind(part, _MODEL_PARTS, where) == "text":
+            (thoughts if part.get("thought") else texts).append(read_text(part, "text"))
+            continue
+        call = read_object(part, "functionCall")
+        require(name := read_text(call, "name"), "needs a function's name", f"{where}.functionCall")
+        id = read_text(call, "id") or f"number_{len(calls)}"
+        calls.append(build_call(id, name, write_arguments(dict(read_object(call, "args")))))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    message |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
+    return message | ({"tool_calls": calls} if calls else {})
 
 
-def _call_id(part: Mapping[str, Any], index: int) -> str:
-    """A call's id; without ids, results come in the order of the calls."""
-    return str(part.get("id") or f"number_{index}")
-
-
-def _read_result(result: Mapping[str, Any], where: str) -> Any:
-    """The text of a result, or all of it as JSON; with its images, if it has any."""
-    response = read_object(result, "response") or EMPTY
+def _read_result(result: Mapping[str, Any], where: str) -> Message:
+    """A result: a text, or all of it as JSON; with its images, if it has any. One without an id has its name."""
+    response, id, name = read_object(result, "response"), read_text(result, "id"), read_text(result, "name")
+    require(id or name, "needs a function's name", f"{where}.functionResponse")
     key = next(iter(response)) if len(response) == 1 else ""
-    text = response[key] if key in _ONE_TEXT and isinstance(response[key], str) else json.dumps(dict(response))
-    images = [_read_part(part, where) for part in read_list(result, "parts")]
-    return [{"type": "text", "text": text}, *images] if images else text
+    is_text = key in _ONE_TEXT and isinstance(response[key], str)
+    text = response[key] if is_text else json.dumps(dict(response), ensure_ascii=False)
+    parts = read_list(result, "parts")
+    images = [_read_part(part, where) for part in parts if _find_kind(part, ("inlineData",), where)]
+    content = [{"type": "text", "text": text}, *images] if images else text
+    return {"role": "tool", "tool_call_id": id, "content": content} | ({} if id else {"name": name})
 
 
-def _read_part(part: Any, where: str) -> dict[str, Any]:
-    require(isinstance(part, Mapping), "must be an object", where)
-    if isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    kinds = [name for name in part if name != "inlineData"]
-    refuse("inlineData" not in part, f"parts with {kinds[:1]} are not supported", where)
+def _read_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if "text" in part:
+        return {"type": "text", "text": read_text(part, "text")}
     data = read_object(part, "inlineData")
-    return make_image(f"data:{data.get('mimeType', 'image/png')};base64,{data.get('data', '')}", where)
+    kind = read_text(data, "mimeType") or "image/png"
+    return make_image(f"data:{kind};base64,{read_text(data, 'data')}", where)

@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import parse_qs
+
+from starlette.types import Scope
 
 from gateway.media.sniff import MediaError, media_from_data_uri
 from gateway.types import EMPTY, Image, ToolCall
@@ -145,6 +148,19 @@ def read_list(body: Mapping[str, Any], name: str) -> list[Any]:
     return value or []
 
 
+def read_text(body: Mapping[str, Any], name: str) -> str:
+    """A text; an empty one if it is missing."""
+    value = body.get(name, "")
+    require(isinstance(value, str), "must be a text", name)
+    return str(value)
+
+
+def read_query(scope: Scope, name: str) -> str:
+    """A field of the query in a request's address; an empty one if it is missing."""
+    query: str = scope.get("query_string", b"").decode("latin-1")
+    return parse_qs(query).get(name, [""])[0]
+
+
 MOST_TEXTS, LONGEST_TEXT = 16, 200
 """Each is looked for after every token."""
 
@@ -152,8 +168,8 @@ MOST_TEXTS, LONGEST_TEXT = 16, 200
 def read_texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """A few short texts that are not empty: a list of them, or a single one."""
     value = body.get(name)
-    texts = [value] if isinstance(value, str) else value or []
-    is_valid = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+    texts = value if isinstance(value, list) else [] if value in (None, "") else [value]
+    is_valid = all(isinstance(text, str) and text for text in texts)
     require(is_valid, "must be a text or a list of texts", name)
     is_short = len(texts) <= MOST_TEXTS and all(len(text) <= LONGEST_TEXT for text in texts)
     require(is_short, f"may be {MOST_TEXTS} texts of {LONGEST_TEXT} characters at most", name)

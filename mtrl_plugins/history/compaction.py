@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -80,11 +81,15 @@ def add_text(chat: Sequence[Message], text: str) -> tuple[Message, ...]:
     return (*before, {**last, "content": [*content, part] if isinstance(content, list) else f"{content}\n\n{text}"})
 
 
+def _copy(chat: Sequence[Message]) -> list[Message]:
+    return deepcopy([dict(message) for message in chat])
+
+
 def read_chat(value: Any, source: str) -> tuple[Message, ...]:
-    """The chat that a function of the user returned. Raises TypeError if it is none."""
+    """A copy of the chat that a function of the user returned. Raises TypeError if it is none."""
     if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) and "role" in one for one in value):
         raise TypeError(f"{source} returned {safe_repr(value)}, not a list of messages")
-    return tuple(value)
+    return tuple(_copy(value))
 
 
 class CompactingStepper:
@@ -120,9 +125,14 @@ class CompactingStepper:
         if not (goes_on and step.messages) or self.counts["compactions"] >= self.settings.times:
             return step
         used = await self._count_tokens(turn, step.messages)
-        if used < self.settings.at * turn.max_tokens:
+        full = self.settings.at * turn.max_tokens
+        is_summary = self.settings.kind == "summarise"
+        if is_summary:  # The next turn must fit, and a summary after it; the settings do not know the engine's context.
+            request = await self._count_tokens(turn, self._postpone(step)) - len(turn.ledger.expanded)
+            full = min(full, turn.max_tokens - 2 * self.limits.turn_tokens - request)
+        if used < full:
             return step
-        if self.settings.kind == "summarise":
+        if is_summary:
             return await self._ask_for_summary(turn, step)
         return await self._shorten(turn, step, used, before)
 
@@ -151,8 +161,7 @@ class CompactingStepper:
         asked, after, parts = add_text(step.messages, self.settings.request), Step(), step.parts
         used = await self._count_tokens(turn, asked)
         if turn.max_tokens - used < self.limits.turn_tokens:
-            notes = [{**message, "content": POSTPONED} for message in step.messages]
-            asked, parts = add_text(notes, self.settings.request), ()
+            asked, parts = self._postpone(step), ()
             used = await self._count_tokens(turn, asked)
             after = replace(step, kept=split_turns(turn.ledger)[-1], outcomes=(), reward=None, info={})
         if used >= turn.max_tokens:
@@ -160,6 +169,10 @@ class CompactingStepper:
         self.counts["compactions"] += 1
         self.after_summary = after
         return replace(step, messages=asked, parts=parts, ignore_calls=True)
+
+    def _postpone(self, step: Step) -> tuple[Message, ...]:
+        """The request, with a note in place of the answer."""
+        return add_text([{**message, "content": POSTPONED} for message in step.messages], self.settings.request)
 
     def _go_on(self, turn: Turn, after: Step) -> Step:
         """A new chat from the summary."""
@@ -179,7 +192,7 @@ class CompactingStepper:
         turns, history = split_turns(turn.ledger), self.opening
         kept = turns[-1]
         if self.function is not None:
-            history = read_chat(await call_method(self.function, list(before)), self.settings.kind)
+            history = read_chat(await call_method(self.function, _copy(before)), self.settings.kind)
         else:
             sizes = [sum(len(entry.expanded.ids) for entry in entries) for entries in turns]
             room = self.settings.at * turn.max_tokens / 2 - (used - sum(sizes))

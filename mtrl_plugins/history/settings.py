@@ -38,7 +38,8 @@ class HistorySettings(RunPart):
     latest turns, which fill half of `at`. Or a function as `module:name` or `folder/plugins.py:name`: it takes the
     messages before the latest turn, and returns those that replace them."""
     at: Annotated[float, Field(gt=0, lt=1)] = 0.7
-    """The share of `limits.rollout_tokens`, or of the engine's context, that a chat may fill."""
+    """The share of `limits.rollout_tokens`, or of the engine's context, that a chat may fill; less for `summarise`
+    where the next turn and a summary would not fit."""
     times: PositiveInt = 8
     """How often in a rollout; then the limit ends it."""
     request: Annotated[str, Field(min_length=1)] = REQUEST
@@ -52,10 +53,16 @@ class HistorySettings(RunPart):
     def check(self, settings: BaseRolloutSettings) -> None:
         if any(part.key == "agent" for part in settings.parts):
             raise ValueError("`history` and `agent` exclude each other: an agent keeps its own history")
-        tokens, turn = settings.limits.rollout_tokens, settings.limits.turn_tokens
+        if self.kind == "window" and settings.template.history == "inference_template":
+            problem = "`history: window` keeps turns as they were sampled, which `template.history: inference_template`"
+            raise ValueError(f"{problem} renders again; use `template.history: full`, or `history: summarise`")
+        limits = settings.limits
+        name = "response_tokens" if (limits.response_tokens or limits.rollout_tokens) < limits.rollout_tokens else ""
+        name = name or "rollout_tokens"
+        tokens, turn = getattr(limits, name), limits.turn_tokens
         if self.kind == "summarise" and tokens * (1 - self.at) < 2 * turn:
             most = int(100 * (1 - 2 * turn / tokens)) / 100
-            remedy = f"lower it to {most:g}" if most > 0 else "raise `limits.rollout_tokens`"
+            remedy = f"lower it to {most:g}" if most > 0 else f"raise `limits.{name}`"
             problem = f"leaves less of {tokens} tokens than two turns of `limits.turn_tokens` ({turn})"
             raise ValueError(f"`history.at` {problem}; {remedy}, or lower `limits.turn_tokens`")
 

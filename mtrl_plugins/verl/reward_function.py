@@ -45,7 +45,8 @@ def score_arguments(attempt: Attempt) -> dict[str, Any]:
         "tool_rewards": [reward for reward in attempt.tool_rewards if reward is not None],
     }
     extra = dict(columns.get("extra_info") or {})
-    answers = sum(entry.author in (Author.TOOL, Author.FEEDBACK) for entry in attempt.ledger)
+    ledgers = attempt.rollout.ledgers
+    answers = sum(entry.author in (Author.TOOL, Author.FEEDBACK) for ledger in ledgers for entry in ledger)
     extra |= {
         "num_turns": 1 + len(attempt.turns) + answers,
         "rollout_reward_scores": scores,

@@ -19,7 +19,7 @@ from gateway.types import ToolSpec
 from trainer.data.dataset import RowSource, open_rows
 from trainer.data.row_media import Row, RowMedia
 from trainer.data.tasks import MAX_ROW_ERRORS, LazyTasks
-from trainer.ledger import Author, Ledger, Message
+from trainer.ledger import BRANCH, Author, Ledger, Message
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import BaseRolloutSettings
 from trainer.rollout.task import Task
@@ -309,15 +309,28 @@ def _task_from_ledger(rollout: Rollout, ledger: Ledger, location: str) -> TraceT
     entries = ledger.entries
     while entries and entries[-1].author is not Author.POLICY:
         entries = entries[:-1]
-    turns = [entry for entry in entries if entry.author is Author.POLICY]
-    if ledger.media_spans or any(len(turn.messages) != 1 for turn in turns) or entries[0].author is not Author.TASK:
+    turns = {index for index, one in enumerate(entries) if one.author is Author.POLICY or one.source == BRANCH}
+    is_continued = any(len(entries[index].messages) != 1 for index in turns)
+    if ledger.media_spans or is_continued or entries[0].author is not Author.TASK:
         problem = "has images, or turns that a plug-in continued, which cannot be rendered again"
         raise ConfigError(problem, file=location, field="sft", remedy="leave such rollouts out with `where`")
-    rest = tuple(message for entry in entries[1:] for message in entry.messages)
-    ids = tuple(turn.ids for turn in turns)
+    rest: list[Message] = []
+    recorded = []
+    for index, entry in enumerate(entries[1:], 1):
+        for message in entry.messages:
+            is_turn = message["role"] == "assistant"
+            if is_turn:
+                recorded.append(entry.ids if index in turns else ())
+            rest.append({**message, WEIGHT: 0} if is_turn and entry.author is not Author.POLICY else message)
     columns = {"kind": rollout.kind} if rollout.kind else {}
     return TraceTask(
-        rollout.task, entries[0].messages, None, columns=columns, location=location, rest=rest, recorded=ids
+        rollout.task,
+        entries[0].messages,
+        None,
+        columns=columns,
+        location=location,
+        rest=tuple(rest),
+        recorded=tuple(recorded),
     )
 
 

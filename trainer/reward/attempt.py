@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gateway.feedback.base import plain_text
 from gateway.types import EMPTY, Image, ToolCall
-from trainer.ledger import Author, Entry, Ledger, Message
+from trainer.ledger import COPIED, Author, Entry, Ledger, Message
 from trainer.rollout.rollout import STATES_INFO, Rollout, StopReason
 from trainer.rollout.steppers import CALLS_INFO
 from trainer.rollout.task import Task
@@ -25,11 +25,13 @@ class Decoder(Protocol):
 
 
 def response_ids(rollout: Rollout) -> tuple[list[int], list[int]]:
-    """All ids after the prompt, of the policy and of tools and feedback, and the mask that is 1 for the policy's."""
+    """All ids after prompts, of the policy and of tools and feedback, once, and the mask that is 1 for the policy's."""
     ids: list[int] = []
     mask: list[int] = []
     for ledger in rollout.ledgers:
         for entry in ledger.entries[1:]:
+            if COPIED in entry.info:
+                continue
             ids += entry.ids
             mask += [int(entry.author is Author.POLICY)] * len(entry.ids)
     return ids, mask
@@ -146,13 +148,15 @@ class Attempt:
     def trajectory(self) -> dict[str, Any]:
         """The rollout as a dict: `turns`, `per_turn_rewards`, `reward`, `prompt` and `response`.
 
-        `turns` are the chat's messages as text; each has its reward from tools and feedback in `per_turn_rewards`, 0 if
-        it got none; `reward` is their sum with those at the end.
+        `turns` are all ledgers' messages as text, once; each has its reward from tools and feedback in
+        `per_turn_rewards`, 0 if it got none; `reward` is their sum with those at the end.
         """
         asked = (message for message in reversed(self.task.messages) if message["role"] == "user")
+        messages, rewards = _unfold(self.rollout)
+        turns = [turn for ledger in self.rollout.ledgers for turn in _turns(ledger, self._decoder)]
         return {
-            "turns": self.verbatim_messages,
-            "per_turn_rewards": _message_rewards(self.ledger),
+            "turns": [_with_text(message, turns) for message in messages],
+            "per_turn_rewards": rewards,
             "reward": sum(self.rewards.values()),
             "prompt": plain_text(next(asked, {}).get("content")),
             "response": self.response,
@@ -260,17 +264,24 @@ class Attempt:
         return self.decoder
 
 
-def _message_rewards(ledger: Ledger) -> list[float]:
-    """For each message of a ledger, what tools and feedback gave for it; 0 for those that are not the policy's."""
+def _unfold(rollout: Rollout) -> tuple[list[Message], list[float]]:
+    """The messages of all ledgers, without what later ledgers repeat, and what tools and feedback gave for each."""
+    messages: list[Message] = []
     rewards: list[float] = []
     turn: int | None = None
-    for entry in ledger:
-        if entry.author is Author.POLICY and entry.messages:
-            turn = len(rewards) + len(entry.messages) - 1
-        rewards += [0.0] * len(entry.messages)
-        if entry.author is not Author.POLICY and entry.reward is not None and turn is not None:
-            rewards[turn] += entry.reward
-    return rewards
+    for ledger in rollout.ledgers:
+        for index, entry in enumerate(ledger):
+            if COPIED in entry.info:
+                continue
+            is_opening = index == 0 and messages
+            new = [one for one in entry.messages if one not in messages] if is_opening else entry.messages
+            messages += new
+            rewards += [0.0] * len(new)
+            if entry.author is Author.POLICY and new:
+                turn = len(messages) - 1
+            elif entry.author is not Author.POLICY and entry.reward is not None and turn is not None:
+                rewards[turn] += entry.reward
+    return messages, rewards
 
 
 def _call_rewards(entry: Entry, count: int) -> list[float | None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.types import EMPTY, ToolCall, ToolSpec
 from trainer.engine.base import Generation
-from trainer.ledger import BRANCH, Author, Entry, Ledger, Message, encode_version_runs
+from trainer.ledger import BRANCH, COPIED, Author, Entry, Ledger, Message, encode_version_runs
 from trainer.rollout.rollout import EXCLUDED_SPANS
 from trainer.rollout.steppers import Step
 from trainer.template.media_layout import MediaLayout
@@ -107,7 +107,7 @@ def as_context(entry: Entry) -> Entry:
         outcomes=(),
         reward=None,
         source=BRANCH if entry.author is Author.POLICY else entry.source,
-        info=EMPTY,
+        info={COPIED: True},
     )
 
 

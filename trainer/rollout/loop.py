@@ -159,7 +159,7 @@ class _RolloutLoop:
         """The policy's turn that has no answer yet."""
         self.ignores_calls = False
         """Whether the policy's next turn is asked for something else than calls or an answer, such as a summary."""
-        self.counts = {"turns": 0, "user_turns": 0, "calls": 0, "invalid": 0}
+        self.counts = {"turns": 0, "summaries": 0, "user_turns": 0, "calls": 0, "invalid": 0}
         self.started = time.perf_counter()
         self.timing: dict[str, float] = {}
         self.timeline: list[Span] = []
@@ -289,6 +289,7 @@ class _RolloutLoop:
             raise _Stop(StopReason.MISALIGNED, f"{reason}, images included")
         self.observer.on_generation(self.key, generation, prompt_tokens)
         self.counts["turns"] += 1
+        self.counts["summaries"] += self.ignores_calls
         reply = self._record_turn(generation)
         truncated = None
         if generation.finish_reason == "length":
@@ -329,11 +330,13 @@ class _RolloutLoop:
     def _check_limits(self, reply: Reply) -> None:
         """Stops before a call is made whose answer the policy could not read."""
         limits, counts = self.limits, self.counts
-        if counts["turns"] >= limits.assistant_turns:
+        if self.ignores_calls:
+            return
+        if counts["turns"] - counts["summaries"] >= limits.assistant_turns:
             raise _Stop(StopReason.ASSISTANT_TURNS)
         if reply.calls and counts["calls"] + len(reply.calls) > limits.tool_calls:
             raise _Stop(StopReason.TOOL_CALLS)
-        is_answer = not (reply.calls or reply.problems or self.ignores_calls)
+        is_answer = not (reply.calls or reply.problems)
         if is_answer and counts["user_turns"] >= limits.user_turns:
             raise _Stop(StopReason.USER_TURNS)
 
@@ -347,7 +350,8 @@ class _RolloutLoop:
         self.counts["calls"] += len(turn.reply.calls)
         self.counts["user_turns"] += step.author is Author.FEEDBACK and bool(step.messages) and not self.ignores_calls
         all_invalid = bool(step.outcomes) and all(outcome is Outcome.INVALID for outcome in step.outcomes)
-        self.counts["invalid"] = self.counts["invalid"] + 1 if all_invalid else 0
+        if not self.ignores_calls:
+            self.counts["invalid"] = self.counts["invalid"] + 1 if all_invalid else 0
         return step
 
     async def _prepare_media(self, messages: Sequence[Message]) -> MediaLayout:

@@ -29,7 +29,7 @@ class RolloutLimits(FrozenModel):
     """When a rollout ends at the latest; each limit has a stop reason of its own."""
 
     assistant_turns: PositiveInt = 8
-    """Turns of the policy."""
+    """Turns of the policy; summaries for `history` do not count."""
     user_turns: NonNegativeInt = 8
     """Answers of an interaction or a plug-in."""
     tool_calls: NonNegativeInt = 32

@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from gateway.await_user_code import await_user_code
 from gateway.chat_messages import chat_content, tool_messages
@@ -69,7 +70,7 @@ class Step:
     branch: str = ""
     """What begins with a new history, in words, for those who look at the rollout."""
     ignore_calls: bool = False
-    """The policy's next turn is asked for something else: calls in it are not made, and count for no limit."""
+    """The policy's next turn is asked for something else: calls in it are not made; it counts for no limit of turns."""
     parts: tuple[Part, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     reward: float | None = None
@@ -238,20 +239,31 @@ def find_failed_tools(rollout: Rollout) -> list[str]:
 class ThinkAgain(ToolsAndFeedback):
     """Retries in a new round: tells the policy that its answer is wrong, if `is_right` says so."""
 
+    retries = 0
+    """How often this rollout's policy was told so, over all its ledgers."""
+
     def __init__(self, is_right: Any, text: str = "Your answer is wrong. Think again.", tries: int = 2) -> None:
         self.is_right, self.text, self.tries = is_right, text, tries
+
+    @asynccontextmanager
+    async def begin(self, start: RolloutStart) -> AsyncIterator[tuple[Step, Self]]:
+        """A stepper of this rollout, which counts for it alone."""
+        yield Step(history=start.task.messages), copy(self)
+
+    async def finish(self, turn: Turn | None, stop: StopReason) -> RolloutEnd:
+        return RolloutEnd()
 
     async def check_finished(self, turn: Turn) -> bool | StopReason:  # type: ignore[override]
         if turn.reply.calls or turn.reply.problems:
             return False
-        retries = sum(entry.source == type(self).__name__ for entry in turn.ledger)
-        if retries >= self.tries - 1 or await call_method(self.is_right, turn.reply.content, turn.task):
+        if self.retries >= self.tries - 1 or await call_method(self.is_right, turn.reply.content, turn.task):
             return StopReason.DONE
         return False
 
     async def step(self, turn: Turn) -> Step:
         if turn.reply.calls or turn.reply.problems:
             return await super().step(turn)
+        self.retries += 1
         return Step(messages=({"role": "user", "content": self.text},), source=type(self).__name__)
 
 
@@ -264,4 +276,5 @@ class BackIntoThinking(ThinkAgain):
     async def step(self, turn: Turn) -> Step:
         if turn.reply.calls or turn.reply.problems:
             return await super().step(turn)
+        self.retries += 1
         return Step(insert=self.text, source=type(self).__name__)

@@ -56,7 +56,7 @@ def _encode_turns(template: Template, task: TraceTask, specs: Sequence[ToolSpec]
     for number, message in enumerate(task.rest, len(task.messages)):
         if message["role"] == "assistant":
             ids = next(recorded, ())
-            if not ids or _find_difference(template, ids, message):
+            if not ids or not _is_read_again(template, ids, message):
                 ids = _encode_turn(template, task, before, number, specs)
             encoded.append(ids)
         before.append(message)
@@ -76,6 +76,14 @@ def _encode_turn(
     if problem := _find_difference(template, ids, turn):
         raise ConfigError(problem, file=task.location, field=field, remedy=OTHER_PARSER)
     return ids
+
+
+def _is_read_again(template: Template, ids: Sequence[int], message: Message) -> bool:
+    """Whether the template reads a message from the ids that a policy sampled for it."""
+    if _find_difference(template, ids, message):
+        return False
+    read = template.build_message(template.parse_turn(ids))
+    return all(read.get(part) == message.get(part) for part in ("content", "reasoning_content"))
 
 
 def _find_difference(template: Template, ids: Sequence[int], turn: Message) -> str:

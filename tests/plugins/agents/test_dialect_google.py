@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from base64 import b64encode
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import httpx2
 import pytest
 
+from mtrl_plugins.agents.anthropic_dialect import UNREADABLE
 from mtrl_plugins.agents.google_dialect import GoogleDialect
 from mtrl_plugins.agents.requests import MessageCache, PolicyProblem
 from tests.plugins.agents.agent_harness import TEMPLATE, Requests, open_agents
 from tests.plugins.agents.chats import CALL
 from tests.plugins.agents.server_sent_events import read_events
 from tests.sample_images import png
+from tests.trainer.conversations import make_template
+from tests.trainer.tokenizer_families import FAMILIES
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +63,121 @@ def test_results_without_ids_belong_to_the_calls_in_their_order() -> None:
     messages = read(ASK, {"role": "model", "parts": calls}, {"role": "function", "parts": results})
     assert [call["id"] for call in messages[1]["tool_calls"]] == [one["tool_call_id"] for one in messages[2:]]
     assert messages[3]["content"] == '{"a": 1, "b": 2}'
+
+
+def call_part(name: str, **fields: Any) -> dict[str, Any]:
+    return {"functionCall": {"name": name, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "ids"),
+    [
+        ([("add", "x"), ("look", "y")], [("look", ""), ("add", "")], ["y", "x"]),
+        ([("add", "x"), ("add", "y")], [("add", ""), ("add", "")], ["x", "y"]),
+        ([("add", "x"), ("add", "y")], [("add", "x"), ("add", "")], ["x", "y"]),
+        ([("add", "x"), ("look", "y")], [("other", ""), ("look", "")], ["x", "y"]),
+        ([("add", "x")], [("add", ""), ("add", "")], ["x", ""]),
+        ([], [("add", "")], [""]),
+    ],
+)
+def test_a_result_without_an_id_answers_the_first_open_call_of_its_name(calls: Any, results: Any, ids: Any) -> None:
+    turn = {"role": "model", "parts": [{"text": "Go."}, *(call_part(name, id=id) for name, id in calls)]}
+    parts = [answer_part(name, **({"id": id} if id else {})) for name, id in results]
+    for contents in ([{"parts": parts}], [{"parts": [part]} for part in parts]):
+        messages = read(ASK, turn, *contents, ASK, turn, *contents)  # The same contents again, which are read once.
+        found = [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+        assert found == [*ids, *ids] and not any("name" in message for message in messages)
+
+
+def test_templates_that_show_ids_show_that_of_the_call() -> None:
+    turn = {"role": "model", "parts": [call_part("add", id="call_0_0_2c70e1", args={})]}
+    template = make_template(FAMILIES["kimi"])
+    ids = template.encode_prompt(read(ASK, turn, {"parts": [answer_part()]}))
+    assert template.tokenizer.decode(ids).count("call_0_0_2c70e1") == 2
+
+
+def test_letters_of_all_languages_and_unreadable_arguments_stay_as_they_are() -> None:
+    turn = {
+        "role": "model",
+        "parts": [call_part("add", args={"a": "K\u00f6ln"}), call_part("add", args={UNREADABLE: "{"})],
+    }
+    _, said, result = read(ASK, turn, {"parts": [answer_part(response={"b": "\u6771\u4eac"})]})
+    assert [call["function"]["arguments"] for call in said["tool_calls"]] == ['{"a": "K\u00f6ln"}', "{"]
+    assert result["content"] == '{"b": "\u6771\u4eac"}'
+
+
+def test_only_types_of_schemas_are_lowered() -> None:
+    kind = {"type": "STRING", "enum": ["A"], "default": {"type": "A"}, "example": {"type": "B"}}
+    sent = {"type": "OBJECT", "properties": {"type": kind, "in_b": {"type": "ARRAY", "items": {"any_of": [kind]}}}}
+    asked = GoogleDialect(stream=False).read_request(
+        {"contents": [ASK], "tools": [{"functionDeclarations": [{**ADD, "parameters": sent}]}]}, MessageCache()
+    )
+    lowered = {**kind, "type": "string"}
+    nested = {"type": "array", "items": {"anyOf": [lowered]}}
+    schema = asked.tools[0]["function"]["parameters"]
+    assert schema == {"type": "object", "properties": {"type": lowered, "in_b": nested}}
+
+
+FREE = ("args", "response", "properties")
+IMAGE = {"inlineData": {"mimeType": "image/png", "data": b64encode(png()).decode()}}
+FULL: dict[str, Any] = {
+    "systemInstruction": {"parts": [{"text": "Be short."}]},
+    "contents": [
+        {"role": "user", "parts": [{"text": "Hi."}, IMAGE]},
+        {"role": "model", "parts": [{"text": "Hm.", "thought": True}, call_part("add", id="x", args={"my_a": 3})]},
+        {"role": "user", "parts": [{"functionResponse": {"id": "x", "name": "add", "response": {"my_b": 1}}}]},
+    ],
+    "tools": [{"functionDeclarations": [ADD, {"name": "b", "parametersJsonSchema": {"properties": {"a_b": {}}}}]}],
+    "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+    "generationConfig": {"maxOutputTokens": 9, "temperature": 0.5, "topP": 0.9, "topK": 64, "stopSequences": ["."],
+                         "candidateCount": 1, "presencePenalty": 0, "responseMimeType": "text/plain"},
+}  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the fields of a request are, but for those of the client's own objects."""
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in rows:
+        yield (*path, name)
+        if name not in FREE and "properties" not in path:
+            yield from places(one, (*path, name))
+
+
+def in_schema(path: tuple[Any, ...]) -> bool:
+    return path[-2:-1] in (("parameters",), ("parametersJsonSchema",))
+
+
+@pytest.mark.parametrize("path", [path for path in places(FULL) if not in_schema(path)], ids=str)
+async def test_every_field_of_a_wrong_type_is_a_400_in_googles_form(path: tuple[Any, ...]) -> None:
+    async with open_agents(lambda prompt: "Hi.") as harness, harness.session() as agent:
+        for wrong in (True, 5, "NONSENSE", [7], {"x": 7}):
+            body = copy.deepcopy(FULL)
+            *above, last = path
+            holder = reduce(getitem, above, body)
+            if type(wrong) is type(holder[last]) or (isinstance(wrong, int) and isinstance(holder[last], int | float)):
+                continue
+            if last in ("systemInstruction", "stopSequences") and isinstance(wrong, str):
+                continue  # A text is as good.
+            holder[last] = wrong
+            refused = await post(agent, GENERATE, body)
+            assert refused.status_code == 400, (wrong, refused.text)
+            assert refused.json()["error"]["status"] == "INVALID_ARGUMENT"
+
+
+def spell(value: Any) -> Any:
+    """With the names of fields as they are in the proto."""
+    if isinstance(value, list):
+        return [spell(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    rows = ((re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name), name, one) for name, one in value.items())
+    return {new: one if name in FREE else spell(one) for new, name, one in rows}
+
+
+def test_both_spellings_of_fields_are_read() -> None:
+    asked = [GoogleDialect(stream=False).read_request(body, MessageCache()) for body in (FULL, spell(FULL))]
+    assert "system_instruction" in spell(FULL) and asked[0] == asked[1]
+    assert asked[0].max_tokens == 9 and len(asked[0].messages) == 4 and len(asked[0].tools) == 2
 
 
 def test_images_are_read_from_questions_and_from_results() -> None:
@@ -99,7 +222,17 @@ def test_wishes_are_read_and_a_forced_form_is_noted() -> None:
         ({"contents": [{"parts": [3]}]}, "contents.0.parts"),
         ({"contents": [{"parts": [{"fileData": {}}]}]}, "contents.0"),
         ({"contents": [{"role": "model", "parts": [{"executableCode": {}}]}]}, "contents.0"),
-        ({"contents": [{"parts": [{"functionResponse": 3}]}]}, "contents.0.functionResponse"),
+        ({"contents": [{"parts": [{"functionResponse": 3}]}]}, "functionResponse"),
+        ({"contents": [{"parts": [{"functionResponse": {}}]}]}, "contents.0.functionResponse"),
+        ({"contents": [{"role": "model", "parts": [{"functionCall": {}}]}]}, "contents.0.functionCall"),
+        ({"contents": [{"role": "model", "parts": [{"functionCall": None}]}]}, "contents.0"),
+        ({"contents": [{"role": "model", "parts": [{"text": "a", **call_part("add")}]}]}, "contents.0"),
+        ({"contents": [{"parts": [{"text": "a", "inlineData": {}}]}]}, "contents.0"),
+        ({"contents": [{}]}, "contents.0.parts"),
+        ({"contents": [{"role": "user", "content": "hi"}]}, "contents.0.parts"),
+        ({"contents": [{"role": "model", "content": "hi"}]}, "contents.0.parts"),
+        ({"contents": [ASK], "cached_content": "cachedContents/1"}, "cachedContent"),
+        ({"contents": [ASK], "toolConfig": {"functionCallingConfig": {"mode": "NONSENSE"}}}, "mode"),
         ({"contents": [ASK], "tools": [{"functionDeclarations": [{}]}]}, "tools.0"),
         ({"contents": [ASK], "generationConfig": {"candidateCount": 2}}, "candidateCount"),
         ({"contents": [ASK], "generationConfig": {"presencePenalty": 1}}, "presencePenalty"),
@@ -148,3 +281,22 @@ async def test_problems_and_counts_have_googles_form_and_keep_nothing() -> None:
         wrapped = {"generateContentRequest": {"contents": [ASK]}}
         assert plain["totalTokens"] > 0 and (await post(agent, path, wrapped)).json() == plain
         assert not agent.session.tree.turns
+
+
+async def test_the_key_may_be_in_the_address_and_all_refusals_of_googles_paths_have_its_form() -> None:
+    async with open_agents(["Hi."]) as harness, harness.session() as agent:
+        url, key = str(agent.client.base_url).rstrip("/").removesuffix("/v1"), agent.session.api_key
+        bare = httpx2.AsyncClient(timeout=30)
+        async with bare:
+            for wrong in ("", "?key=wrong"):
+                assert (await bare.post(f"{url}{GENERATE}{wrong}", json={"contents": [ASK]})).status_code == 404
+            assert (await bare.post(f"{url}{GENERATE}?key={key}", json={"contents": [ASK]})).status_code == 200
+        for path, status in (
+            ("/v1beta/models", 404),
+            ("/v1beta/tunedModels/x:generateContent", 404),
+            ("/v1/models/x:embedContent", 404),
+            ("/v1beta/models/x:streamGenerateContent", 400),
+        ):
+            refused = await post(agent, path, {"contents": [ASK]})
+            assert refused.status_code == refused.json()["error"]["code"] == status
+        assert "alt=sse" in refused.json()["error"]["message"]

@@ -44,15 +44,18 @@ def read_pages(words: Sequence[int], summary: str = "I read some pages.", last: 
 
 
 async def play(
-    policy: Any, *, stepper: Stepper | None = None, rollout_tokens: int = 1200, turn_tokens: int = 60, **settings: Any
+    policy: Any, *, stepper: Stepper | None = None, context_length: int | None = None, **settings: Any
 ) -> tuple[Rollout, ScriptedEngine]:
-    """One rollout whose history is shortened."""
-    history = HistorySettings(request=REQUEST, **settings)
-    limits = RolloutLimits(
-        assistant_turns=60, tool_calls=60, user_turns=0, rollout_tokens=rollout_tokens, turn_tokens=turn_tokens
-    )
+    """One rollout whose history is shortened; the settings are those of `history` and of `limits`."""
+    of_history = {name: settings.pop(name) for name in ("kind", "at", "times") if name in settings}
+    history = HistorySettings(request=REQUEST, **of_history)
+    defaults = {"assistant_turns": 60, "tool_calls": 60, "user_turns": 60, "rollout_tokens": 1200, "turn_tokens": 60}
+    limits = RolloutLimits.model_validate(defaults | settings)
     with anyio.fail_after(60):
-        async with make_gateway(read) as gateway, ScriptedEngine(policy) as engine:
+        async with (
+            make_gateway(read) as gateway,
+            ScriptedEngine(policy, context_length=context_length or 2**20) as engine,
+        ):
             wrapped = Compaction(history, stepper or ToolsAndFeedback())
             runner = RolloutRunner(engine, TEMPLATE, gateway, limits, stepper=wrapped)  # type: ignore[arg-type]
             return await runner.run(TASK, group="g"), engine

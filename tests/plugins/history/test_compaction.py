@@ -16,21 +16,25 @@ from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from mtrl_plugins.history.compaction import EMPTY_SUMMARY, POSTPONED
-from tests.plugins.history.long_chats import REQUEST, TEMPLATE, play, read_pages, sampled_turns, texts
+from mtrl_plugins.verl.reward_function import score_arguments
+from tests.plugins.history.long_chats import REQUEST, TASK, TEMPLATE, play, read_pages, sampled_turns, texts
 from tests.trainer.algorithms.scored_groups import group
-from tests.trainer.policy_scripts import render_calls
+from tests.trainer.policy_scripts import encode_turns, render_calls
 from trainer.algorithms.advantages import compute_token_advantages
 from trainer.algorithms.loss import aggregate_loss
 from trainer.algorithms.packing import pack
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.token_weights import weigh_all_turns
 from trainer.algorithms.train_batch import build_train_batch
+from trainer.data.traces import WEIGHT, _task_from_ledger
 from trainer.engine.base import EngineError
 from trainer.ledger import BRANCH, Author, Ledger, Message
 from trainer.reward.attempt import Attempt
 from trainer.reward.scorer import ScoredRollout
 from trainer.rollout.rollout import Rollout, StopReason
-from trainer.rollout.steppers import RolloutEnd, ToolsAndFeedback, Turn
+from trainer.rollout.steppers import RolloutEnd, Step, ThinkAgain, ToolsAndFeedback, Turn
+from trainer.rollout.task import Task
+from trainer.rollout.trace_player import encode_trace
 from trainer.view.branches import name_branches
 from trainer.view.why import explain_token
 
@@ -239,3 +243,98 @@ async def test_spans_of_the_wrapped_stepper_stay_at_its_own_turns() -> None:
     excluded = [bool(turn.info.get("left_out")) for turn in rollout.turns]
     assert rollout.infos["mine"] == 1 and excluded.count(False) == 1
     assert not rollout.ledgers[0].turns[-1].info.get("left_out"), "the summary is none of its turns"
+
+
+def spoil(messages: list[Any]) -> list[Any]:
+    for message in messages:
+        message["content"] = "GONE"
+    return messages[:2]
+
+
+async def test_function_that_edits_what_it_gets_changes_neither_the_task_nor_a_ledger() -> None:
+    rollout, _ = await play(read_pages(PAGES), kind=f"{__name__}:spoil")
+    assert len(rollout.ledgers) > 1 and "GONE" in str(rollout.ledgers[1].messages[:2])
+    assert "GONE" not in str(rollout.ledgers[0].messages) and "GONE" not in str(TASK.messages)
+
+
+async def test_summaries_use_up_no_turn_of_the_policy() -> None:
+    limited, _ = await play(read_pages(PAGES), assistant_turns=7)
+    assert limited.stop is StopReason.ASSISTANT_TURNS and limited.infos["history"]["summaries"] == 1
+    assert len(limited.turns) == 8, "seven turns, and a summary"
+
+
+async def test_summaries_leave_the_count_of_invalid_turns_as_it_is() -> None:
+    wrong = render_calls(("read", {"page": "x" * 9, "words": "y" * 9}))
+    write = read_pages([], summary="So far nothing.", last=wrong)
+    rollout, _ = await play(write, at=0.3, rollout_tokens=900, turn_tokens=100, invalid_turns=5)
+    assert rollout.stop is StopReason.INVALID_CALLS and rollout.infos["history"]["summaries"] > 0
+    assert len(rollout.turns) == 5 + rollout.infos["history"]["summaries"]
+
+
+@pytest.mark.parametrize("context_length", [None, 500])
+async def test_summary_fits_where_another_limit_than_the_rollouts_binds(context_length: int | None) -> None:
+    limits = {"response_tokens": 300} if context_length is None else {}
+    pages = read_pages([20] * 6, summary="fact " * 8)
+    rollout, _ = await play(pages, at=0.95, context_length=context_length, **limits)
+    assert rollout.stop is StopReason.DONE and rollout.infos["history"]["summaries"] > 0
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+async def test_rewards_see_each_turn_and_answer_once(kind: str) -> None:
+    rollout, _ = await play(read_pages(PAGES), **KINDS[kind])
+    attempt = Attempt(TASK, rollout, decoder=TEMPLATE)
+    assert len(rollout.ledgers) > 1
+    for page in range(len(PAGES)):
+        assert attempt.response.count(f"page {page}:") == attempt.response.count(f'"page": {page},') == 1
+    assert sum(attempt.response_ids[1]) == sum(len(turn.ids) for turn in rollout.turns)
+    trajectory = attempt.trajectory
+    assert len(trajectory["turns"]) == len(trajectory["per_turn_rewards"])
+    rewards = zip(trajectory["turns"], trajectory["per_turn_rewards"], strict=True)
+    paid = [reward for turn, reward in rewards if turn["role"] == "assistant" and turn.get("tool_calls")]
+    assert paid == [float(page) for page in range(len(PAGES))] and sum(paid) == trajectory["reward"]
+    summaries = rollout.infos["history"].get("summaries", 0)
+    turns = 1 + len(rollout.turns) + len(PAGES)
+    assert score_arguments(attempt)["extra_info"]["num_turns"] == turns and len(rollout.turns) == 13 + summaries
+
+
+def is_never_right(answer: str, task: Task) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+async def test_tries_are_counted_over_all_ledgers(kind: str) -> None:
+    stepper = ThinkAgain(is_never_right, "Wrong, " + "again " * 40, tries=6)
+    rollouts = [
+        (await play(read_pages([]), stepper=stepper, rollout_tokens=600, at=0.5, **KINDS[kind]))[0] for _ in "ab"
+    ]
+    for rollout in rollouts:
+        summaries = rollout.infos["history"].get("summaries", 0)
+        assert len(rollout.turns) - summaries == 6, "each rollout counts for itself"
+        assert len(rollout.ledgers) > 1
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+async def test_trace_of_a_shortened_rollout_trains_each_turn_once_with_its_own_ids(kind: str) -> None:
+    numbers = iter(range(99))
+
+    def write(ids: Sequence[int], sampling: Any, key: str) -> Any:
+        return encode_turns(TEMPLATE, f"Answer {next(numbers)}.")[0]
+
+    rollout, _ = await play(write, stepper=Chat(), rollout_tokens=800, **KINDS[kind])
+    assert rollout.stop is StopReason.STEP_DONE and len(rollout.ledgers) > 1
+    trained = []
+    for ledger in rollout.ledgers:
+        task, _, template, turns = encode_trace(_task_from_ledger(rollout, ledger, "rollouts:1"), TEMPLATE, ())
+        assert [template.parse_turn(ids).content for ids in turns] == [turn["content"] for turn in task.turns]
+        trained += [ids for ids, turn in zip(turns, task.turns, strict=True) if turn.get(WEIGHT, 1)]
+    assert trained == [turn.ids for turn in rollout.turns]
+
+
+class Chat(ToolsAndFeedback):
+    """Asks for more, twelve times."""
+
+    def check_finished(self, turn: Turn) -> bool:
+        return turn.reply.content >= "Answer 8." and len(turn.reply.content) < 10
+
+    async def step(self, turn: Turn) -> Step:
+        return Step(messages=({"role": "user", "content": f"More {turn.number}: " + "word " * 50},))

@@ -45,6 +45,8 @@ def test_history_wraps_whatever_answers_the_policy(stepper: str | None) -> None:
         ({"history": "summarise", "agent": {"command": ["x"]}}, "an agent keeps its own history"),
         ({"history": {"at": 0.9}}, "lower it to 0.75, or lower `limits.turn_tokens`"),
         ({"history": {}, "limits": {"turn_tokens": 3000}}, "raise `limits.rollout_tokens`"),
+        ({"history": {}, "limits": {"response_tokens": 600}}, "raise `limits.response_tokens`"),
+        ({"history": "window", "template": {"history": "inference_template"}}, "use `template.history: full`, or"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(values: dict[str, Any], words: str) -> None:
