@@ -29,8 +29,6 @@ WORKERS_PORT = 28500
 """Where rollout workers find rank 0."""
 SANDBOXES_PORT = 27500
 """Of servers of sandboxes."""
-SANDBOXES_VARIABLE, SANDBOX_TOKEN_VARIABLE = "MTRL_SANDBOXES", "MTRL_SANDBOX_TOKEN"
-"""What tool files name as `url` and `token` of `remote`."""
 SERVERS_START_S = 1800
 """How long the trainer waits for the servers: a large model takes long to read from a shared file system."""
 STOP_S = 300

@@ -14,9 +14,7 @@ import yaml
 from gateway.errors import ConfigError
 from mtrl_plugins.cluster.cluster_plan import (
     RENDEZVOUS_PORT,
-    SANDBOX_TOKEN_VARIABLE,
     SANDBOXES_PORT,
-    SANDBOXES_VARIABLE,
     SERVER_PORT,
     SERVERS_START_S,
     STOP_S,
@@ -26,6 +24,7 @@ from mtrl_plugins.cluster.cluster_plan import (
     check_text,
     hash_token,
 )
+from mtrl_plugins.sandboxes.settings import SANDBOX_TOKEN_VARIABLE, SANDBOXES_VARIABLE
 from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from trainer.distributed.rank_environment import NOT_AGAIN
 

@@ -5,6 +5,9 @@ if [ -n "$MTRL_ENGINE" ]; then
     # shellcheck disable=SC2046
     mtrl-train wait-for-servers --within "$MTRL_SERVERS_START_S" $(echo "$MTRL_ENGINE" | tr ',' ' ') || exit 1
 fi
+if [ -n "${MTRL_SANDBOXES:-}" ]; then
+    mtrl-train wait-for-sandboxes --within "$MTRL_SERVERS_START_S" || exit 1
+fi
 is_host=false
 if [ "$NODE_RANK" = 0 ]; then
     is_host=true

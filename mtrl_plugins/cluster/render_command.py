@@ -1,4 +1,4 @@
-"""The command `render`, which writes files for a cluster, and `wait-for-servers`, which those files use."""
+"""The command `render`, which writes files for a cluster, and the two that wait for servers, which those files use."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ SandboxesOption = Annotated[
         "--sandboxes",
         metavar="N",
         min=0,
-        help="Servers of sandboxes: pods, or nodes of a Slurm job, beside what runs there. Tool files name "
-        "`${MTRL_SANDBOXES}` and `${MTRL_SANDBOX_TOKEN}`.",
+        help="Servers of sandboxes: pods, or nodes of a Slurm job, beside what runs there. "
+        "`sandbox: {remote: {}}` stands for them.",
     ),
 ]
 EnvOption = Annotated[
@@ -132,16 +132,14 @@ def _plan(config: str, options: ClusterOptions, shared: PurePosixPath | None = N
 
 def _print_plan(plan: ClusterPlan, folder: Path, commands: Sequence[str]) -> None:
     """Prints what was written, and the commands that submit it."""
-    from mtrl_plugins.cluster.cluster_plan import SANDBOX_TOKEN_VARIABLE, SANDBOXES_VARIABLE
-
     servers = plan.servers
     lines = [f"{plan.name}: {plan.ranks} trainer ranks on {plan.nodes} of {plan.all_nodes} nodes"]
     if servers:
         size = f"{servers.gpus} GPUs each" if plan.gpus else "on CPUs"
         lines.append(f"SGLang servers: {servers.count} on {servers.nodes} nodes, {size}")
     if plan.sandboxes:
-        named = f"url: ${{{SANDBOXES_VARIABLE}}}, token: ${{{SANDBOX_TOKEN_VARIABLE}}}"
-        lines.append(f"servers of sandboxes: {plan.sandboxes}; in tool files, `remote` names them by {named}")
+        named = "in tool files, and in a run file's `environment`, `sandbox: {remote: {}}` stands for them"
+        lines.append(f"servers of sandboxes: {plan.sandboxes}; {named}")
     lines += [f"note: {note}" for note in plan.notes]
     lines += [f"written to {folder}; submit it with:", *(f"  {command}" for command in commands)]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -229,3 +227,15 @@ def wait_for_servers(
             sys.stderr.write(f"mtrl-train: {text}\n")
 
         wait(urls, within, log)
+
+
+@app.command("wait-for-sandboxes", hidden=True)
+def wait_for_sandboxes(
+    within: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait.")] = 1800.0,
+) -> None:
+    """Wait until one of a job's servers of sandboxes answers; used by rendered jobs."""
+    with report_errors():
+        from mtrl_plugins.sandboxes.machines import wait_for_machine
+        from mtrl_plugins.sandboxes.settings import RemoteSettings
+
+        wait_for_machine(RemoteSettings(), within)

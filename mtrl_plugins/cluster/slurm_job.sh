@@ -138,6 +138,13 @@ if [ "$sandboxes" -gt 0 ]; then
         --output="${logs//%/%%}/sandboxes-%t.log" bash -c 'unset MTRL_SANDBOX_TOKEN; while true; do "$@"; sleep 5; done' \
         sandboxes mtrl-gateway sandboxes --host 0.0.0.0 --port "$sandboxes_port" --token-file "$notes/sandbox-token" &
     pids+=($!)
+    mtrl-train wait-for-sandboxes --within "$servers_start_s" &
+    pids+=($!)
+    wait_for_newest
+    code=$?
+    [ -z "$limit_reached" ] || requeue
+    [ "$code" -eq 0 ] || fail "no server of sandboxes started"
+    unset 'pids[-1]'
 fi
 # For rank 0 and the workers alone: servers do not get it.
 if [ "$workers" -gt 0 ]; then

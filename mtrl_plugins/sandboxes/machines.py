@@ -10,6 +10,7 @@ import logging
 import random
 import socket
 import ssl
+import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ import anyio
 import httpx2
 from anyio import to_thread
 
-from gateway.errors import Unavailable
-from mtrl_plugins.sandboxes.settings import RemoteSettings
+from gateway.errors import ConfigError, Unavailable
+from mtrl_plugins.sandboxes.settings import SANDBOXES_VARIABLE, RemoteSettings
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,11 @@ class Machine:
         return urlsplit(self.url).netloc
 
     @property
+    def may_start(self) -> bool:
+        """Whether it may be chosen while machines are asked how full they are."""
+        return self.problem == LATE or (self.most > 0 and not self.problem)
+
+    @property
     def load(self) -> float:
         """How full it is; more than 1 where starts wait. One that has just failed counts as full."""
         return self.running / max(1, self.most) + (anyio.current_time() - self.failed_at < RETRY_S)
@@ -103,8 +109,10 @@ class Machines:
 
     async def choose(self, tried: Mapping[Machine, str], only: Machine | None = None) -> Machine:
         """The least loaded machine, or `only` this one, with a place in its queue taken; raises Unavailable."""
-        async with self._turn:
-            machines = await self._look(only)
+        machines = [*self._known.values()] if only is None else [only]
+        if not self._turn.locked() or not any(one.may_start and one not in tried for one in machines):
+            async with self._turn:
+                machines = await self._look(only)
         usable = [machine for machine in machines if not machine.problem and machine not in tried]
         if not usable:  # Where all are busy, a late one may still start it.
             usable = [machine for machine in machines if machine.problem == LATE and machine not in tried]
@@ -145,7 +153,6 @@ class Machines:
 
 
 async def _ask(http: httpx2.AsyncClient, machine: Machine) -> None:
-    machine.asked_at = anyio.current_time()
     if machine.problem:
         machine.pause_s = min(MAX_RETRY_S, 2 * machine.pause_s)
     try:
@@ -157,6 +164,7 @@ async def _ask(http: httpx2.AsyncClient, machine: Machine) -> None:
             machine.set_aside(describe_answer(answer))
     except (httpx2.HTTPError, TimeoutError, ValueError, KeyError, TypeError) as error:
         machine.set_aside(describe_error(error))
+    machine.asked_at = anyio.current_time()
 
 
 async def post_watched(http: httpx2.AsyncClient, machine: Machine, url: str, content: bytes) -> httpx2.Response:
@@ -193,7 +201,7 @@ async def post_watched(http: httpx2.AsyncClient, machine: Machine, url: str, con
 def find_machines(remote: RemoteSettings, known: Collection[Machine] = ()) -> list[Machine]:
     """All machines. Each address that a name of plain HTTP stands for is one, and stays the same when others follow; a
     name of HTTPS stays a name, for which its certificate is. A name that cannot be resolved keeps its known ones."""
-    token = {} if remote.token is None else {"authorization": f"Bearer {remote.token.get_secret_value()}"}
+    token = {"authorization": f"Bearer {remote.sent_token}"} if remote.sent_token else {}
     machines: dict[str, Machine] = {}
     for address in remote.urls:
         parts = urlsplit(address)
@@ -221,6 +229,8 @@ def _resolve(host: str, port: int) -> list[str] | None:
 def find_remote_problem(remote: RemoteSettings) -> str | None:
     """Why no machine can be used, with what to do; None if one can: the others are told in the log."""
     machines = find_machines(remote)
+    if not machines:
+        return f"`remote` has no `url`, and {SANDBOXES_VARIABLE} is not set\n  remedy: write one of them"
     with (
         httpx2.Client(timeout=CHECK_S, trust_env=False, verify=_make_tls()) as http,
         ThreadPoolExecutor(min(CHECKED_AT_ONCE, len(machines))) as threads,
@@ -232,6 +242,15 @@ def find_remote_problem(remote: RemoteSettings) -> str | None:
     for problem in problems[:MAX_PROBLEMS]:
         log.warning("a machine is lost, of %d: %s", len(machines), problem)
     return None
+
+
+def wait_for_machine(remote: RemoteSettings, within_s: float) -> None:
+    """Returns once one can be used; raises ConfigError at the deadline."""
+    end = time.monotonic() + within_s
+    while problem := find_remote_problem(remote):
+        if time.monotonic() >= end:
+            raise ConfigError(f"none can be used within {within_s:g} s: {problem}", field="sandboxes")
+        time.sleep(LOOK_S)
 
 
 def _find_problem(http: httpx2.Client, machine: Machine) -> str:
@@ -278,6 +297,6 @@ def describe_error(error: BaseException) -> str:
 def _describe_problems(machines: Collection[Machine], tried: Mapping[Machine, str]) -> str:
     shown = [f"{one.name}: {one.problem or tried[one]}" for one in [*machines][:MAX_PROBLEMS]]
     more = len(machines) - len(shown)
-    return "; ".join(shown or ["the names of `url` are not resolved"]) + (
+    return "; ".join(shown or [f"no name of `url`, or of {SANDBOXES_VARIABLE}, is resolved"]) + (
         f"; and {more} more machines" if more > 0 else ""
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from gateway.config.base import rule_error
 from gateway.sandbox.provider_settings import ProviderSettings
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from gateway.sandbox.sandbox_settings import SandboxSettings
 
 
+SANDBOXES_VARIABLE, SANDBOX_TOKEN_VARIABLE = "MTRL_SANDBOXES", "MTRL_SANDBOX_TOKEN"
 ADDRESS = r"https?://[^/?#@,\s]+(/[^?#,\s]*)?"
 
 
@@ -88,8 +91,9 @@ class RemoteSettings(ProviderSettings):
     key: ClassVar[str] = "remote"
     is_local: ClassVar[bool] = False
 
-    url: Annotated[str, Field(pattern=f"^{ADDRESS}(,{ADDRESS})*$"), AfterValidator(_check_addresses)]
-    """Its address; those of several machines with commas between them. A name of several addresses is as many."""
+    url: Annotated[str, Field(pattern=f"^{ADDRESS}(,{ADDRESS})*$"), AfterValidator(_check_addresses)] | None = None
+    """Its address; those of several machines with commas between them. A name of several addresses is as many.
+    Without it, both come from MTRL_SANDBOXES and MTRL_SANDBOX_TOKEN, as in jobs with `render ... --sandboxes N`."""
     token: SecretStr | None = None
     """Sent as `Authorization: Bearer ...`."""
 
@@ -101,10 +105,26 @@ class RemoteSettings(ProviderSettings):
     @property
     def urls(self) -> tuple[str, ...]:
         """Its addresses."""
-        return tuple(self.url.split(","))
+        addresses = self.url or os.environ.get(SANDBOXES_VARIABLE)
+        return tuple(addresses.split(",")) if addresses else ()
+
+    @property
+    def sent_token(self) -> str:
+        """The token, or that of the job where its addresses are used, too."""
+        if self.token is not None:
+            return self.token.get_secret_value()
+        return os.environ.get(SANDBOX_TOKEN_VARIABLE, "") if self.url is None else ""
+
+    @model_validator(mode="after")
+    def _check_variable(self) -> Self:
+        for address in self.urls:
+            if not re.fullmatch(ADDRESS, address):
+                raise rule_error(f"{address!r:.80} is no address", f"correct {SANDBOXES_VARIABLE}")
+            _check_addresses(address)
+        return self
 
     def describe(self) -> str:
-        return f"the server at {self.url}" if len(self.urls) == 1 else f"{len(self.urls)} servers"
+        return f"the server at {self.urls[0]}" if len(self.urls) == 1 else f"{len(self.urls)} servers"
 
     def find_problem(self) -> str | None:
         from mtrl_plugins.sandboxes.machines import find_remote_problem

@@ -67,6 +67,10 @@ if sys.argv[1] == "wait-for-servers":
     while "SERVERS_CODE" not in os.environ and not os.path.exists("servers.jsonl"):
         time.sleep(0.01)
     sys.exit(int(os.environ.get("SERVERS_CODE", "0")))
+if sys.argv[1] == "wait-for-sandboxes":
+    while not os.path.exists("sandboxes.jsonl"):
+        time.sleep(0.01)
+    sys.exit(int(os.environ.get("SANDBOXES_CODE", "0")))
 if sys.argv[1] == "node-workers":
     with open("workers.jsonl", "a") as log:
         log.write(json.dumps([sys.argv[2:], os.environ["MTRL_WORKER_TOKEN"]]) + "\\n")
@@ -79,8 +83,6 @@ if "MTRL_PLACED_WORKERS" in os.environ:
 if os.environ["RANK"] != "0" and "MTRL_WORKER_TOKEN" in os.environ:
     sys.exit(9)
 if "MTRL_SANDBOXES" in os.environ:
-    while not os.path.exists("sandboxes.jsonl"):
-        time.sleep(0.01)
     with open("rank-sandboxes.jsonl", "a") as log:
         log.write(json.dumps([os.environ["MTRL_SANDBOXES"], os.environ["MTRL_SANDBOX_TOKEN"]]) + "\\n")
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -221,6 +223,9 @@ def test_servers_of_sandboxes_run_on_the_last_nodes_and_ranks_get_their_addresse
     ((urls, token_of_rank),) = read_lines(place / "rank-sandboxes.jsonl")
     assert urls == "http://n2:27507,http://n3:27507,http://n4:27507" and token_of_rank == token and len(token) == 48
     SandboxSettings.model_validate({"remote": {"url": urls, "token": token}})
+    (place / "rank-sandboxes.jsonl").unlink()
+    assert end(start(place, SANDBOXES_CODE="2")) == -signal.SIGKILL and (place / "requeued").exists()
+    assert not (place / "rank-sandboxes.jsonl").exists(), "no rank begins without them"
     assert not any(read_lines(place / "servers.jsonl"))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import anyio
 import httpx2
 import psutil
 import pytest
+from anyio import to_thread
+from anyio.abc import SocketAttribute, SocketStream
+from pydantic import ValidationError
 
 from gateway.build import build_plan
 from gateway.config.models import Limits
-from gateway.errors import Unavailable
+from gateway.errors import ConfigError, Unavailable
 from gateway.gateway import Gateway
 from gateway.limits import LimitedToolset
 from gateway.native.function import FunctionTool
@@ -142,6 +146,94 @@ async def test_machines_that_are_all_too_busy_to_say_how_full_they_are_still_sta
     provider = choose_provider(settings, reaper)
     monkeypatch.setattr(machines, "LOOK_WITHIN_S", 0.0)
     await stop_all(await start_all(provider, settings, 2))
+
+
+@asynccontextmanager
+async def slow_machine(answers: Callable[[int], Awaitable[None]]) -> AsyncIterator[SandboxSettings]:
+    """A machine that starts sandboxes at once, but awaits something before it says for the nth time how full it is."""
+    asked = itertools.count(1)
+
+    async def serve(stream: SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while request := await stream.receive():
+                    if request.startswith(b"GET"):
+                        await answers(next(asked))
+                    body = b'{"running": 0, "most": 400, "id": "a", "lease_s": 600, "python": ["python3"]}'
+                    await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        yield settings_of(f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}")
+        tasks.cancel_scope.cancel()
+
+
+async def test_starts_do_not_wait_for_another_that_asks_how_full_machines_are(
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "LOOK_S", 0.0)
+    monkeypatch.setattr(machines, "LOOK_WITHIN_S", 2 * PATIENCE_S)
+    asks, may_answer = anyio.Event(), anyio.Event()
+
+    async def answers(number: int) -> None:
+        if number > 1:
+            asks.set()
+            await may_answer.wait()
+
+    async with slow_machine(answers) as settings:
+        provider = choose_provider(settings, reaper)
+        boxes = await start_all(provider, settings, 1)
+
+        async def start_one() -> None:
+            boxes.extend(await start_all(provider, settings, 1))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(start_one)
+            with anyio.fail_after(PATIENCE_S):
+                await asks.wait()
+            boxes += await start_all(provider, settings, 3)
+            may_answer.set()
+        await stop_all(boxes)
+
+
+async def test_machine_that_is_late_is_asked_again_after_a_pause_and_not_by_each_start(
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "LOOK_WITHIN_S", machines.LOOK_S)
+    asked: list[int] = []
+
+    async def answers(number: int) -> None:
+        asked.append(number)
+        await anyio.sleep_forever()
+
+    async with slow_machine(answers) as settings:
+        provider = choose_provider(settings, reaper)
+        boxes = await start_all(provider, settings, 8)
+        assert len(asked) < 4
+        await stop_all(boxes)
+
+
+async def test_job_without_an_address_has_that_of_its_variables_and_waits_for_a_machine(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SandboxSettings.model_validate({"remote": {}})
+    assert "MTRL_SANDBOXES is not set" in str(find_provider_problem(settings))
+    server = start_server()
+    server.kill()
+    monkeypatch.setenv("MTRL_SANDBOXES", f"http://127.0.0.1:9,{server.url}")
+    monkeypatch.setenv("MTRL_SANDBOX_TOKEN", TOKEN)
+    assert settings.remote is not None
+    with pytest.raises(ConfigError, match=r"none can be used(.|\n)*cannot be reached"):
+        await to_thread.run_sync(machines.wait_for_machine, settings.remote, 0.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(to_thread.run_sync, machines.wait_for_machine, settings.remote, PATIENCE_S)
+        await to_thread.run_sync(server.start)
+    given = settings_of("http://127.0.0.1:9").remote
+    assert given is not None and given.model_copy(update={"token": None}).sent_token == "", "not for other machines"
+    monkeypatch.setenv("MTRL_SANDBOXES", "boxes")
+    with pytest.raises(ValidationError, match="'boxes' is no address"):
+        SandboxSettings.model_validate({"remote": {}})
 
 
 async def test_starts_of_all_gateways_wait_in_one_queue(
