@@ -25,7 +25,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "agents": ("agent", "serve-policy"),
     "client_files": (),
     "cluster": ("render", "wait-for-servers", "--ray", "--ray-servers"),
-    "demo": ("demo", "sight", "shelves"),
+    "demo": ("demo", "sight", "shelves", "shell"),
     "environments": ("environment", "env"),
     "harbor": ("harbor",),
     "history": ("history",),

@@ -11,14 +11,13 @@ from pydantic import BeforeValidator, ValidationInfo, field_validator
 
 from gateway.config.entries import SandboxTool
 from gateway.errors import ConfigError
-from gateway.sandbox.choose_provider import find_provider_problem
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.environments.settings import EnvironmentSettings
-from mtrl_plugins.harbor.task_file import INSTRUCTION, HarborTask, list_tasks, read_task, read_text
 
 if TYPE_CHECKING:
     from gateway.session import AnyGateway
     from gateway.toolset import Toolset
+    from mtrl_plugins.harbor.task_file import HarborTask
     from trainer.rollout.settings import BaseRolloutSettings
     from trainer.rollout.steppers import Stepper
 
@@ -79,6 +78,7 @@ class HarborSettings(EnvironmentSettings):
     @cached_property
     def folders(self) -> Mapping[str, Mapping[str, Path]]:
         """The directories of all tasks by name, in each split. Raises ConfigError."""
+        from mtrl_plugins.harbor.task_file import list_tasks
         from trainer.data.tasks import example_names, load_example  # it imports the settings
 
         if self.id in example_names() and not Path(self.id).exists():
@@ -91,6 +91,8 @@ class HarborSettings(EnvironmentSettings):
 
     def read(self, name: str) -> HarborTask:
         """The task of a name. Raises ConfigError."""
+        from mtrl_plugins.harbor.task_file import read_task
+
         for folders in self.folders.values():
             if name in folders:
                 return read_task(name, folders[name])
@@ -113,6 +115,8 @@ class HarborSettings(EnvironmentSettings):
         return cast("Stepper", HarborStepper())
 
     def require_ready(self) -> None:
+        from gateway.sandbox.choose_provider import find_provider_problem
+
         if problem := find_provider_problem(self.sandbox):
             raise ConfigError(f"tasks cannot be played here: {problem}", field="environment.sandbox")
 
@@ -125,6 +129,8 @@ class HarborSettings(EnvironmentSettings):
 
 def _read_prompt(folder: Path) -> str:
     """What a row shows; the rollout itself begins with the instruction of the task or of its first step."""
+    from mtrl_plugins.harbor.task_file import INSTRUCTION, read_text
+
     try:
         return read_text(folder / INSTRUCTION, folder)[:4096].strip() or folder.name
     except ConfigError:
