@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY
+from gateway.types import ToolSpec
 from mtrl_plugins.demo.demos import Demo
 from mtrl_plugins.demo.facts.facts_tasks import CITIES, KINDS, PEOPLE, TOOLS, draw_problem, draw_problems
+from mtrl_plugins.demo.problem import Problem
 from mtrl_plugins.demo.warm_start import PLAIN_RECIPE, DemonstrationWriter, Recipe, WarmStartSetup, compute_text_loss
+from trainer.ledger import Message
 from trainer.template import Template
 from trainer.template.tokenizer import strip_fences
 
@@ -80,7 +83,11 @@ def build_network(vocabulary_size: int, end_token: int, seed: int = 0) -> Qwen3F
 
 def build_model(folder: Path, seed: int = 0) -> Path:
     """Writes the model with random weights, as `save_pretrained` does."""
-    tokenizer = build_tokenizer()
+    return save_model(folder, build_tokenizer(), seed)
+
+
+def save_model(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int) -> Path:
+    """Writes a model of these tokens, with random weights."""
     tokenizer.save_pretrained(folder)
     build_network(len(tokenizer), tokenizer.get_vocab()[SPECIAL_TOKENS[1]], seed).save_pretrained(folder)
     return folder
@@ -94,18 +101,24 @@ def _wrap_tokenizer(tokenizer: Tokenizer, chat_template: Path) -> PreTrainedToke
 
 
 def _training_texts(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    replies = [{"role": "user", "content": reply} for reply in (WRONG_REPLY, RIGHT_REPLY)]
+    yield from render_problems(tokenizer, islice(draw_problems(seed=0), TRAINING_CONVERSATIONS), TOOLS, replies)
+    yield from (f"{name} {name} {name} {name}" for name in (*PEOPLE, *CITIES))
+
+
+def render_problems(
+    tokenizer: PreTrainedTokenizerFast,
+    problems: Iterable[Problem],
+    tools: Sequence[ToolSpec],
+    replies: Sequence[Message] = (),
+) -> Iterator[str]:
+    """The chats of solved problems, with `replies` at their ends, as texts."""
     chat = Template.load(tokenizer).chat
-    for problem in islice(draw_problems(seed=0), TRAINING_CONVERSATIONS):
+    for problem in problems:
         messages = list(problem.task.messages)
         for turn, call in zip(problem.turns, problem.calls, strict=False):
             messages += [turn, {"role": "tool", "content": call.result}]
-        messages += [
-            problem.turns[-1],
-            {"role": "user", "content": WRONG_REPLY},
-            {"role": "user", "content": RIGHT_REPLY},
-        ]
-        yield strip_fences(chat.render(messages, TOOLS, add_generation_prompt=True))
-    yield from (f"{name} {name} {name} {name}" for name in (*PEOPLE, *CITIES))
+        yield strip_fences(chat.render([*messages, problem.turns[-1], *replies], tools, add_generation_prompt=True))
 
 
 def build_warm_start(folder: Path) -> WarmStartSetup:

@@ -20,7 +20,6 @@ from mtrl_plugins.demo.shell.shell_tasks import FOLDERS, KINDS, NAMES, NOUNS, TO
 from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe, WarmStartSetup, compute_text_loss
 from trainer.storage.temporary_folder import TemporaryFolder
 from trainer.template import Template
-from trainer.template.tokenizer import strip_fences
 
 TASKS_OF_KIND = {"train": 16, "held_out": 5}
 TASK_NAME = "{number:02}-{kind}"
@@ -90,20 +89,11 @@ def build_model(folder: Path, seed: int = 0) -> Path:
     tokenizer = facts_demo.train_tokenizer(
         facts_demo.SPECIAL_TOKENS, facts_demo.CHAT_TEMPLATE, _training_texts, WORD_PATTERN
     )
-    tokenizer.save_pretrained(folder)
-    end = tokenizer.get_vocab()[facts_demo.SPECIAL_TOKENS[1]]
-    facts_demo.build_network(len(tokenizer), end, seed).save_pretrained(folder)
-    return folder
+    return facts_demo.save_model(folder, tokenizer, seed)
 
 
 def _training_texts(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    chat = Template.load(tokenizer).chat
-    for problem in islice(draw_problems("tokenizer"), TRAINING_CONVERSATIONS):
-        messages = list(problem.task.messages)
-        for turn, call in zip(problem.turns, problem.calls, strict=False):
-            messages += [turn, {"role": "tool", "content": call.result}]
-        messages += [problem.turns[-1]]
-        yield strip_fences(chat.render(messages, TOOLS, add_generation_prompt=True))
+    return facts_demo.render_problems(tokenizer, islice(draw_problems("tokenizer"), TRAINING_CONVERSATIONS), TOOLS)
 
 
 def build_warm_start(folder: Path) -> WarmStartSetup:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,7 +23,6 @@ from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe, WarmStartS
 from mtrl_plugins.task_maker.values import split_of
 from trainer.rollout.task import Task
 from trainer.template import Template
-from trainer.template.tokenizer import strip_fences
 
 FOLDER = Path(__file__).parent
 FILES: Mapping[Split, str] = {"train": "tasks.jsonl", "held_out": "tasks.held_out.jsonl"}
@@ -94,20 +93,11 @@ def _build_problem(row: Mapping[str, Any], suffix: str) -> Problem:
 def build_model(folder: Path, seed: int = 0) -> Path:
     """Writes the model with random weights, as `save_pretrained` does."""
     tokenizer = facts_demo.train_tokenizer(facts_demo.SPECIAL_TOKENS, facts_demo.CHAT_TEMPLATE, _training_texts)
-    tokenizer.save_pretrained(folder)
-    end = tokenizer.get_vocab()[facts_demo.SPECIAL_TOKENS[1]]
-    facts_demo.build_network(len(tokenizer), end, seed).save_pretrained(folder)
-    return folder
+    return facts_demo.save_model(folder, tokenizer, seed)
 
 
 def _training_texts(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    chat = Template.load(tokenizer).chat
-    for _, problem in zip(range(TRAINING_CONVERSATIONS), draw_problems("tokenizer"), strict=False):
-        messages = list(problem.task.messages)
-        for turn, call in zip(problem.turns, problem.calls, strict=False):
-            messages += [turn, {"role": "tool", "content": call.result}]
-        messages += [problem.turns[-1]]
-        yield strip_fences(chat.render(messages, TOOLS, add_generation_prompt=True))
+    return facts_demo.render_problems(tokenizer, islice(draw_problems("tokenizer"), TRAINING_CONVERSATIONS), TOOLS)
 
 
 def build_warm_start(folder: Path) -> WarmStartSetup:
