@@ -24,7 +24,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-made-tasks harbor-peer clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-algorithms bench-made-tasks harbor-peer clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -171,7 +171,10 @@ bench-made-tasks: install .npm-servers/installed .pip-servers/installed  ## Task
 	$(BIN)/python bench/made_tasks.py
 
 ablations: install  ## The default job without masking, and with credit by turn
-	$(BIN)/python bench/ablations.py
+	$(BIN)/python bench/arms.py ablations
+
+bench-algorithms: install  ## All algorithms on tasks that the model solves at times, five seeds each; goes on after a stop
+	$(BIN)/python bench/arms.py algorithms
 
 kills: install sglang  ## The default job with its SGLang server killed twenty times, beside the same job undisturbed
 	$(BIN)/python bench/kills.py

@@ -181,15 +181,15 @@ def real_model() -> str:
 
 def habit() -> str:
     """Success of the worst seeds before and after the habit was taught."""
-    seeds = results("habit.json")["seeds"].values()
+    runs = results("habit.json")["runs"]
     skill, hidden = (
-        {way: fold(item[stage][way] for item in seeds) for way in ("sampled", "greedy")}
+        {way: fold(run[way] for run in runs if run["arm"] == stage) for way in ("sampled", "greedy")}
         for stage, fold in (("skill", min), ("habit", max))
     )
     return (
         f"Before the habit was taught, each seed's model was right in at least {skill['sampled']:.3f} (sampled) and "
         f"{skill['greedy']:.3f} (greedy);\nafter it in at most {hidden['sampled']:.3f} and {hidden['greedy']:.3f} "
-        "(`python bench/habit.py`)."
+        "(`python bench/arms.py habit`)."
     )
 
 
@@ -232,7 +232,7 @@ def sight() -> str:
 def ablations() -> str:
     """Ablations: means over seeds, half-way and at the end."""
     arms: dict[str, list[Mapping[str, Any]]] = {}
-    for item in results("ablations.json")["trained"]:
+    for item in results("ablations.json")["runs"]:
         arms.setdefault(item["arm"], []).append(item)
     lines = []
     for arm, runs in arms.items():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from bench import bars
-from bench.ablations import unmask_tool_tokens
+from bench import arms, bars
+from bench.arms import unmask_tool_tokens
+from mtrl_plugins.demo.warm_start import Recipe
+from tests.trainer.native_tools import native_tools
 from trainer.algorithms.train_batch import TrainSequence
 from trainer.train.evaluate import VARIANTS
 
@@ -45,3 +50,27 @@ def test_unmasked_tool_tokens_are_trained_as_part_of_the_turn_before_them() -> N
     assert changed.turns == [-1, -1, 0, 0, 0, 0, 1, 1]
     assert changed.mask == [False] * 2 + [True] * 6 and changed.weights == [0.0] * 2 + [1.0] * 6
     assert (changed.ids, changed.engine_logprobs) == (sequence.ids, sequence.engine_logprobs)
+
+
+def test_algorithms_are_compared_on_tasks_within_reach_and_a_stopped_study_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(arms, "TOOLS", native_tools())
+    monkeypatch.setattr(arms, "START", Recipe(skill_steps=2, habit_steps=0))
+    monkeypatch.setattr(arms, "POOL", 3)
+    monkeypatch.setattr(arms, "TRIES", 1)
+    monkeypatch.setattr("arms_table.REACH", (0.0, 1.0))
+
+    def compare(*names: str) -> list[tuple[str, float]]:
+        words = ["arms.py", "algorithms", "--seeds", "0", "--steps", "1", "--out", str(tmp_path), "--arms", *names]
+        monkeypatch.setattr("sys.argv", words)
+        arms.main()
+        return [(run["arm"], run["rollouts"]) for run in json.loads((tmp_path / "algorithms.json").read_text())["runs"]]
+
+    assert compare("grpo") == [("grpo", 128)]
+    capsys.readouterr()
+    assert compare("grpo", "gspo") == [("grpo", 128), ("gspo", 128)]
+    assert '"arm": "grpo"' not in capsys.readouterr().err, "it was run already"
+    table = (tmp_path / "algorithms.md").read_text()
+    assert "3 of 3 tasks are kept" in table and "| gspo | 1 | " in table
