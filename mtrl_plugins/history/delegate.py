@@ -166,8 +166,8 @@ class Family:
         elapsed_s = time.perf_counter() - started
         if rollout.stop.is_infrastructure:
             reason = f"{child.task.id}: {rollout.stop}: {rollout.reason}"
-            text = Text("The sub-agent is not available.")
-            return ToolResult((text,), Outcome.UNAVAILABLE, reason=reason, elapsed_s=elapsed_s)
+            parts = (Text("The sub-agent is not available."),)
+            return ToolResult(parts, Outcome.UNAVAILABLE, reason=reason, elapsed_s=elapsed_s)
         last = rollout.turns[-1:]
         text = plain_text(last[0].messages[-1].get("content")) if last and last[0].messages else ""
         outcome = Outcome.OK if rollout.stop in ENDED else Outcome.ERROR

@@ -163,7 +163,7 @@ class ScriptedFake(Fake):
     planned: Iterator[int] | None = None
 
     async def generate(self, body: Any) -> Any:
-        if self.policy is not None:
+        if self.policy is not None and body["sampling_params"]["max_new_tokens"]:  # The first prompt is read before.
             self.planned = iter(self.policy(body["input_ids"]))  # type: ignore[arg-type]
         return await super().generate(body)
 
@@ -182,6 +182,7 @@ async def test_sglang_server_reads_each_chat_and_its_ids_are_kept(tmp_path: Path
         fake.policy, fake.asked = Policy(template, SAFE), []
         rollout = await play_here(settings, folder, engine)
     assert rollout.stop is StopReason.DONE and len(rollout.ledgers) > 3, rollout.reason
-    asked = [tuple(body["input_ids"]) for body in fake.bodies("/generate")]
+    bodies = [body for body in fake.bodies("/generate") if body["sampling_params"]["max_new_tokens"]]
+    asked = [tuple(body["input_ids"]) for body in bodies]
     assert sorted(before for before, _ in sampled_turns(rollout)) == sorted(asked)
-    assert {body["rid"].partition("#")[0] for body in fake.bodies("/generate")} == {"g/t/0", "g/t/sub-agent-1/0"}
+    assert {body["rid"].partition("#")[0] for body in bodies} == {"g/t/0", "g/t/sub-agent-1/0"}

@@ -88,7 +88,8 @@ def test_adaptive_bonus_follows_trls_own_controller() -> None:
     ones, ids = torch.ones(2, 3, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.long)
     inputs = {
         "prompt_ids": ids, "prompt_mask": ids, "completion_ids": ones.long(), "completion_mask": ones,
-        "advantages": torch.zeros(2, dtype=torch.float64), "old_per_token_logps": -ones, "num_items_in_batch": ones.sum(),
+        "advantages": torch.zeros(2, dtype=torch.float64), "old_per_token_logps": -ones,
+        "num_items_in_batch": ones.sum(),
     }  # fmt: skip
     theirs = make_trainer(-ones, ones, arguments)
     loss_of = load_loss()
