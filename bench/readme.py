@@ -15,8 +15,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench")]
 
+from arms_table import CEILING, group_by_arm, steps_to  # noqa: E402
 from gpu_table import format_figures  # noqa: E402
-from memory import format_rows  # noqa: E402
 from rollout_text import fence_rollout  # noqa: E402
 from soak import format_growths  # noqa: E402
 
@@ -241,6 +241,28 @@ def ablations() -> str:
     return "\n".join(["| success, sampled / greedy | at step 30 | at step 60 |", "|---|--:|--:|", *lines])
 
 
+def algorithms() -> str:
+    """The worst seed of each algorithm on tasks within the model's reach, and how soon training came there."""
+    lines = []
+    for name, runs in group_by_arm(results("algorithms.json")["runs"]).items():
+        steps = [steps_to(run["success"], CEILING) for run in runs]
+        reached = ", ".join("never" if step is None else str(step) for step in steps)
+        lines.append(f"| {name} | {min(run['after'] for run in runs):.3f} | {reached} |")
+    return "\n".join([f"| algorithm | after, worst seed | steps to {CEILING} |", "|---|--:|--:|", *lines])
+
+
+def memory() -> str:
+    """The planned memory as a share of the measured peak, by size."""
+    sizes: dict[str, list[Mapping[str, Any]]] = {}
+    for row in results("memory.json")["rows"]:
+        sizes.setdefault(row["size"], []).append(row)
+    lines = [
+        f"| {size} | {min(row['ratio'] for row in rows):.2f} to {max(row['ratio'] for row in rows):.2f} |"
+        for size, rows in sizes.items()
+    ]
+    return "\n".join(["| weights | planned / measured |", "|---|--:|", *lines])
+
+
 def step() -> str:
     """The cost of a GRPO step in mtrl and TRL."""
     record = results("trainer.json")
@@ -325,12 +347,13 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "agent": partial(seeds_with_cost, "agent.json"),
     "mcp_tasks": partial(seeds_with_cost, "mcp-tasks.json"),
     "shell": partial(success_by_seed, "shell.json"),
+    "algorithms": algorithms,
     "ablations": ablations,
     "sight": sight,
     "kills": kills,
     "routing": routing,
     "step": step,
-    "memory": lambda: format_rows(results("memory.json")["rows"]),
+    "memory": memory,
     "gpu": gpu,
     "costs": costs,
     "scale": scale,
