@@ -67,7 +67,6 @@ TRAINER_IMPORTS = {
     "safetensors": ("engine/sglang/weight_sync/", "policy/", "distributed/"),
     "sglang": (),
     "datasets": ("data/",),
-    "matplotlib": ("view/",),
     "pandas": ("view/",),
     "pyarrow": ("data/",),
     "typer": ("cli/",),
@@ -364,7 +363,6 @@ def test_show_imports_no_model_and_no_progress_panels(tmp_path: Path) -> None:
     late = (
         *(name for name in HEAVY if name not in ("anyio", "jsonschema_rs", "pydantic")),
         "trainer.view.panel",
-        "matplotlib",
     )
     assert imported_for("trainer.cli", ["show", str(tmp_path)], late) == []
 
