@@ -70,7 +70,7 @@ TRAINER_IMPORTS = {
     "pandas": ("view/",),
     "pyarrow": ("data/",),
     "typer": ("cli/",),
-    "rich": ("view/", "finding.py", "check.py", "collect_rollouts.py", "replay_rollouts.py", "train/", "cli/"),
+    "rich": ("view/", "finding.py", "collect_rollouts.py", "replay_rollouts.py", "train/", "cli/"),
     "asyncio": (),
     "mcp": (),
     "starlette": (),
@@ -176,7 +176,7 @@ TRAINER_LAYERS = (
     ("setup", "engines", "model", "weight_files", "algorithms"),
     ("policy",),
     ("distributed",),
-    ("check", "collect_rollouts", "replay_rollouts"),
+    ("collect_rollouts", "replay_rollouts"),
     ("train",),
     ("cli",),
 )

@@ -147,9 +147,6 @@ OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*", re.DOTALL)
 """A word that sets one setting, such as `update.lr=1e-4`."""
 RUN_PANEL = "Commands for an existing run"
 """The commands' heading in the help."""
-ToolsOption = Annotated[
-    str, typer.Option(metavar="DIR|URL", help="Folder of tool configs, or URL of `mtrl-gateway serve`.")
-]
 McpOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="MCP servers. Default: mcp_servers.json beside --tools")
 ]

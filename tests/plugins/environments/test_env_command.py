@@ -17,6 +17,7 @@ from gateway.errors import ConfigError
 from mtrl_plugins.environments import interpreters
 from mtrl_plugins.environments.host_process import stop_hosts
 from tests.plugins.environments.environment_runs import GYM_PYTHON
+from tests.trainer.model_folders import save_tiny_model
 from trainer.cli import app
 
 Run = Callable[..., Result]
@@ -146,12 +147,15 @@ def test_missing_network_is_told_from_other_failures(line: str) -> None:
     assert "openenv==0.10.0" in (error.remedy or "")
 
 
-def test_check_says_what_is_installed_and_what_the_environment_says(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = run("check", "--environment", "gymnasium:FrozenLake-v1")
+def test_dry_run_says_what_is_installed_and_what_the_environment_says(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ("--environment", "gymnasium:FrozenLake-v1", "--model", str(save_tiny_model(tmp_path / "m")), "--dry-run")
+    missing = run(*words)
     assert missing.exit_code == 2 and "mtrl-train env install gymnasium" in missing.output
     monkeypatch.setattr("mtrl_plugins.environments.host_process.require_interpreter", lambda _: GYM_PYTHON)
-    found = run("check", "--environment", "gymnasium:FrozenLake-v1")
+    found = run(*words)
     stop_hosts()
     assert found.exit_code == 0, found.output
     assert "(gymnasium 1.4.0): actions by the tools step; seed 0 begins with" in found.output
-    assert "[S]FFF" in found.output and "1,000 rows of environment" in found.output
+    assert "[S]FFF" in found.output and "1,000 tasks of environment" in found.output
