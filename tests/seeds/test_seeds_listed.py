@@ -17,7 +17,7 @@ def listed() -> list[str]:
     return [found["test"] for line in lines if (found := ROW.match(line))]
 
 
-def tests_in(file: Path) -> set[str]:
+def list_tests(file: Path) -> set[str]:
     body = ast.parse(file.read_text(encoding="utf-8")).body
     return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -26,8 +26,8 @@ def test_listed_tests_exist_and_those_of_this_folder_are_listed() -> None:
     """A test of this folder is named by its file alone; what other tests show is named from `tests` on."""
     for name in listed():
         file, _, test = name.partition("::")
-        assert test in tests_in(HERE.parent / file if "/" in file else HERE / file), name
-    here = {f"{file.name}::{name}" for file in HERE.glob("test_seed_*.py") for name in tests_in(file)}
+        assert test in list_tests(HERE.parent / file if "/" in file else HERE / file), name
+    here = {f"{file.name}::{name}" for file in HERE.glob("test_seed_*.py") for name in list_tests(file)}
     assert {name for name in here if "::test_" in name} <= {*listed()}
 
 
