@@ -16,7 +16,6 @@ import trainer.policy.memory_plan
 from tests.trainer.cli_data import FEEDBACK_ROW, PLAIN_ROW, ROOT, SMALL_SETTINGS, RunCommand, write_rows
 from tests.trainer.native_tools import native_tools
 from tests.trainer.scripted_train import make_scripted_engine
-from tests.trainer.tokenizer_families import BROKEN_FAMILIES, save_tokenizer_folder
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_status import RunStatus
 
@@ -25,47 +24,24 @@ def no_template(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
 
 
-def numbered(folder: Path) -> None:
-    save_tokenizer_folder(BROKEN_FAMILIES["broken_numbered"], folder)
-
-
 def no_weights(folder: Path) -> None:
     (folder / "config.json").unlink()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words", "remedy"),
+    ("spoil", "words"),
     [
-        (
-            no_template,
-            "has no chat template",
-            "set `template.chat_template`, or put a chat_template",
-        ),
-        (
-            numbered,
-            "what a turn appends is not what the template renders",
-            "copy the chat template to a file, change what is named",
-        ),
-        (no_weights, "has no causal language model", "name a model's folder"),
+        (no_template, "has no chat template\n  remedy: set `template.chat_template`, or put a chat_template"),
+        (no_weights, "spoilt: no config.json here; give the folder of a Hugging Face model"),
     ],
 )
 def test_unusable_model_is_reported_with_a_remedy_before_a_rollout(
-    spoil: Callable[[Path], None], words: str, remedy: str, run: RunCommand, model: Path
+    spoil: Callable[[Path], None], words: str, run: RunCommand, model: Path
 ) -> None:
     spoil(shutil.copytree(model, spoilt := Path("spoilt")))
-    output = run(
-        "rollout",
-        "--tools",
-        native_tools(),
-        "--model",
-        spoilt,
-        "--data",
-        write_rows("t.jsonl", PLAIN_ROW),
-        "--out",
-        "r",
-        code=2,
-    ).output
-    assert words in output and f"remedy: {remedy}" in output and not Path("r", "rollouts.jsonl").exists()
+    data = write_rows("t.jsonl", PLAIN_ROW)
+    given = ("--tools", native_tools(), "--model", spoilt, "--data", data, "--out", "r")
+    assert words in run("rollout", *given, code=2).output and not Path("r", "rollouts.jsonl").exists()
 
 
 WRONG = (
