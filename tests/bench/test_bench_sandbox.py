@@ -34,8 +34,10 @@ def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(
         (row["count"], row["lost"]) == (SMALL.at_once, 0) and row["memory_mb"] > 1 for row in results["many"].values()
     )
     kind = subprocess.run(["stat", "--file-system", "--format=%T", gettempdir()], capture_output=True, text=True)
-    # A bare process writes wherever the machine has its folder.
-    is_disk = kind.stdout.strip() not in ("tmpfs", "ramfs")
+    is_disk = kind.stdout.strip() not in (
+        "tmpfs",
+        "ramfs",
+    )  # A bare process writes wherever the machine has its folder.
     assert [row["disk_mb"] >= 1 for row in results["many"].values()] == [is_disk, False, False]
     assert len(results["promises"]) == 3
     assert "| sandboxes with a root under an overlay |" in (tmp_path / "sandbox.md").read_text()
