@@ -28,7 +28,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "demo": ("demo", "sight", "shelves", "shell"),
     "environments": ("environment", "env"),
     "harbor": ("harbor",),
-    "history": ("history",),
+    "history": ("history", "delegate"),
     "judge": ("judge",),
     "sandboxes": ("container", "remote", "sandboxes"),
     "scripts": ("scripts", "translate", "--verl-config", "--swift"),

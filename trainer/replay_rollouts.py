@@ -70,17 +70,14 @@ def replayable_rollouts(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, 
 
 
 def scripted_policy(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
-    """Answers with what the policy sampled: in order, over all ledgers of the rollout.
-
-    An agent plays again, and may ask for its turns in another order; each is found by its prompt.
-    """
-    turns = iter(rollout.turns)
-    by_prompt = _turns_by_prompt(rollout) if "agent" in rollout.infos else None
+    """Answers with what the policy sampled. Each turn is found by its prompt, since agents and sub-agents may ask for
+    theirs in another order."""
+    by_prompt = _turns_by_prompt(rollout)
 
     def say(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
-        if by_prompt is not None and not by_prompt[tuple(ids)]:
-            raise EngineError(f"the agent sent a prompt of {len(ids)} tokens that it had not sent in the recorded run")
-        turn = next(turns) if by_prompt is None else by_prompt[tuple(ids)].pop(0)
+        if not by_prompt[tuple(ids)]:
+            raise EngineError(f"a prompt of {len(ids)} tokens was not sent in the recorded run")
+        turn = by_prompt[tuple(ids)].pop(0)
         stop = cast(FinishReason, turn.finish_reason) if turn.finish_reason in get_args(FinishReason) else "stop"
         version, earlier = turn.version or 0, turn.earlier_versions
         return Generation(turn.ids, turn.logprobs or (), stop, version, turn.cached_tokens, earlier)

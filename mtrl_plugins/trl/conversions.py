@@ -191,6 +191,15 @@ def entropy_bonus(value: Any, config: SourceConfig) -> float | None:
     return parse_number(value) or None
 
 
+def adaptive_entropy(value: Any, config: SourceConfig) -> dict[str, Any] | None:
+    """What makes the weight of the bonus follow the entropy."""
+    if not value:
+        return None
+    entropy_bonus(1.0, config)
+    names = {"target": "entropy_target", **{name: f"entropy_coef_{name}" for name in ("delta", "min", "max")}}
+    return {name: parse_number(config[key]) for name, key in names.items()}
+
+
 def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     """The KL term of the loss."""
     if not parse_number(value):

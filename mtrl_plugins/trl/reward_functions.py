@@ -24,7 +24,7 @@ from gateway.user_code import UserCode
 from gateway.wire import to_plain
 from mtrl_plugins.trl.caller_thread import CallerThread, DeadlinePassed
 from mtrl_plugins.trl.rows import PROMPT
-from trainer.ledger import Message
+from trainer.ledger import BRANCH, COPIED, Entry, Ledger, Message
 from trainer.reward.attempt import Attempt
 from trainer.reward.scorer import GivenRewards
 from trainer.rollout.rollout import Rollout
@@ -53,28 +53,37 @@ def has_text_prompt(attempt: Attempt) -> bool:
 def _prompt(attempt: Attempt) -> str | Chat:
     if has_text_prompt(attempt):
         return str(attempt.columns[PROMPT])
-    media = iter(attempt.images)
-    return [_with_images(message, media) for message in _opening(attempt)]
+    opening = _opening(attempt)
+    images = iter(Ledger((opening,)).images)
+    return [_with_images(message, images) for message in opening.messages]
 
 
-def _opening(attempt: Attempt) -> tuple[Message, ...]:
-    """The chat before the policy's first turn, with what an environment added to it."""
-    return attempt.rollout.ledgers[0].entries[0].messages
+def _opening(attempt: Attempt) -> Entry:
+    """The chat before the policy's first turn, with what an environment added to it. Sub-agents' chats have names."""
+    ledgers = attempt.rollout.ledgers
+    return next((ledger for ledger in ledgers if BRANCH not in ledger.entries[0].info), ledgers[-1]).entries[0]
 
 
 def _completion(attempt: Attempt) -> str | Chat:
+    """What follows the prompt in all ledgers, once: the last message is the rollout's answer."""
     if has_text_prompt(attempt):
         return attempt.response
     opening = _opening(attempt)
-    media = iter(attempt.images[_count_images(opening) :])
     names: dict[str, str] = {}
-    read = [message for entry in attempt.ledger if entry.ids for message in entry.messages]
-    return [
-        _assistant_message(message, names)
-        if message["role"] == "assistant"
-        else _with_images(_tool_message(message, names), media)
-        for message in read[len(opening) :]
-    ]
+    known, chat = [*opening.messages], []
+    for ledger in attempt.rollout.ledgers:
+        for entry in ledger:
+            if entry is opening or COPIED in entry.info or not entry.ids:
+                continue
+            images = iter(Ledger((entry,)).images)
+            for message in entry.messages:
+                shown = _with_images(message, images)
+                if entry is ledger.entries[0] and message in known:
+                    continue  # A later chat begins with what it keeps.
+                known.append(message)
+                is_turn = message["role"] == "assistant"
+                chat.append(_assistant_message(message, names) if is_turn else _tool_message(shown, names))
+    return chat
 
 
 def _assistant_message(message: Message, names: dict[str, str]) -> dict[str, Any]:
@@ -115,11 +124,6 @@ def _image_part(image: Image | None) -> dict[str, Any]:
     if image is None:
         return {"type": "image"}
     return {"type": "image", "image": Pillow.open(BytesIO(image.data))}
-
-
-def _count_images(messages: Sequence[Message]) -> int:
-    contents = [message.get("content") for message in messages]
-    return sum(part.get("type") == "image" for content in contents if isinstance(content, list) for part in content)
 
 
 RewardFunction = Callable[..., Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
@@ -59,8 +60,8 @@ class RemoteEngine:
         self.capabilities = capabilities
         self.version = 0
         """The version of the weights that answered last."""
-        self.queued_s: list[float] = []
-        """How long each request waited for a slot of the engine."""
+        self.queued_s: defaultdict[str, list[float]] = defaultdict(list)
+        """How long each request waited for a slot of the engine, by its key: first the rollout's, then sub-agents'."""
         self._channel, self._rollout, self._blobs, self._events = channel, rollout, blobs, events
         self._numbers = count()
         self._requests: dict[int, _Request] = {}
@@ -97,7 +98,7 @@ class RemoteEngine:
         answer = await self._ask(request_to_plain(ids, sampling, images, self._blobs))
         generation = generation_from_plain(answer)
         self.version = generation.version
-        self.queued_s.append(answer["queued"])
+        self.queued_s[key].append(answer["queued"])
         if on_ids is not None and generation.ids:
             on_ids(generation.ids)
         return generation

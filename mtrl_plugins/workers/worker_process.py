@@ -357,7 +357,7 @@ class PlayedRollout:
         )
         task = task_from_plain(message["task"], self.blobs)
         rollout = await runner.run(task, group=message["group"], index=message["index"], attempt=message["attempt"])
-        rollout = account_queueing(rollout, self.engine.queued_s)
+        rollout = account_queueing(rollout, next(iter(self.engine.queued_s.values()), ()))
         if sum(map(len, rollout.ledgers)) < LARGE_ROLLOUT:
             return require_short(dump_rollout(rollout, self.blobs))
         later = _LaterBlobs()

@@ -150,7 +150,8 @@ def _own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     }
 
 
-def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "") -> Iterator[str]:
+def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "", told: str | None = None) -> Iterator[str]:
+    """Settings with those below them; `told` is what their own row says already."""
     place = prefix.rstrip(".")
     fields = _own_fields(model).items()
     rows = (
@@ -159,7 +160,9 @@ def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "") -> Iterat
         if field.description
     )
     yield f"## `{place}`" if place else "## Top level"
-    yield inspect.getdoc(model) or ""
+    about = inspect.getdoc(model) or ""
+    if _cell(about) != _cell(told):
+        yield about
     if len(fields) < len(model.model_fields):
         which = "other keys" if fields else "keys"
         yield f"Its {which} are those that it has in [tool files](yaml.md#mtrl-tool_configsyaml)."
@@ -167,7 +170,7 @@ def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "") -> Iterat
         yield shown.table(place, ("Key", "Value", "Meaning"), rows)
     for name, field in fields:
         if inner := _inner(field.annotation):
-            yield from _settings(inner, shown, f"{prefix}{name}.")
+            yield from _settings(inner, shown, f"{prefix}{name}.", field.description)
         if inner is EnvironmentSettings:
             for framework, kind in framework_settings().items():
                 yield from _framework(framework, kind, shown)
@@ -321,7 +324,8 @@ def _members(name: str, thing: Any, shown: set[tuple[str, str]]) -> Iterator[tup
 
 
 def _first(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n\n")[0]
+    """The first sentence of a docstring."""
+    return re.split(r"(?<=[.])\s+(?=[A-Z`])", (inspect.getdoc(thing) or "").partition("\n\n")[0])[0]
 
 
 def python() -> str:

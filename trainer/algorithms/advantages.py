@@ -148,7 +148,8 @@ def _has_gradient(row: BatchRow, settings: AlgorithmSettings) -> bool:
     """Whether the policy, or a critic, has something to learn from this row."""
     if settings.credit.kind == "gae":
         return True
-    if settings.entropy_coefficient or (settings.kl.coefficient and not settings.kl.in_reward):
+    has_bonus = settings.entropy_coefficient or settings.adaptive_entropy
+    if has_bonus or (settings.kl.coefficient and not settings.kl.in_reward):
         return any(row.weights)
     return any(weight and advantage for weight, advantage in zip(row.weights, row.advantages, strict=True))
 

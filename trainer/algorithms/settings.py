@@ -129,6 +129,20 @@ class OverlongSettings(FrozenModel):
         return self
 
 
+class AdaptiveEntropySettings(FrozenModel):
+    """TRL's `use_adaptive_entropy` (Skywork-OR1): after an optimizer step with an entropy at or below the target there
+    is a bonus, and its coefficient rises; after others there is none, and it falls."""
+
+    target: PositiveFloat = 0.2
+    """Nats a token."""
+    delta: PositiveFloat = 0.005
+    """A change of the coefficient."""
+    min: NonNegativeFloat = 0.0
+    """Its least value."""
+    max: NonNegativeFloat = 1.0
+    """Its largest value."""
+
+
 class AlgorithmSettings(FrozenModel):
     """How a step learns from its rollouts. Clips and aggregation default to those of the algorithm; all other defaults
     are the same for every algorithm."""
@@ -155,7 +169,9 @@ class AlgorithmSettings(FrozenModel):
     """The denominator of the importance ratio for stale tokens: `sampled`, the policy that sampled them; `proximal`,
     the policy before the step, while `mismatch.truncate` weighs the difference between the two (decoupled PPO)."""
     entropy_coefficient: NonNegativeFloat = 0.0
-    """The weight of an entropy bonus: the entropy of trained tokens, averaged by `aggregate` as losses are."""
+    """The weight of an entropy bonus: the entropy of trained tokens, averaged by `aggregate` as losses are;
+    the first one with `adaptive_entropy`."""
+    adaptive_entropy: AdaptiveEntropySettings | None = None
     kl: KLSettings = KLSettings()
     mismatch: MismatchSettings = MismatchSettings()
     credit: CreditSettings = CreditSettings()

@@ -170,6 +170,11 @@ class Policy:
         self.steps += 1
         return {"update/grad_norm": float(norm), "update/lr": self.settings.rates.adamw * factor}
 
+    @property
+    def step_state(self) -> dict[str, Any]:
+        """Settings of the optimizer, which each kind of checkpoint keeps, and what else changes from step to step."""
+        return self._optimizers[0].param_groups[0]
+
     def zero_grad(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate, islice, pairwise
+from math import inf
 from typing import Any
 
 import torch
@@ -135,6 +136,7 @@ class PassProgress:
                 handle.remove()
 
 
+COEFFICIENT, LAST_ENTROPY = "entropy_coefficient", "last_entropy"
 MAX_EXACT_MISMATCH = 1e-4
 """In nats. If no token of a sample is further off, the engine's logprobs are used as the old policy's."""
 NO_MISMATCH = Mismatch(0.0, 0.0, 0.0, 0)
@@ -239,9 +241,11 @@ class PolicyUpdater:
                 minibatches, sample = self._add_old_logprobs(minibatches)
             for _ in range(update.epochs):
                 for minibatch in minibatches:
-                    loss = self._accumulate_gradient(minibatch, advantages, len(minibatches), is_single_step, means)
+                    parts = self._accumulate_gradient(minibatch, advantages, len(minibatches), is_single_step, means)
                     self._ranks.report("the optimizer step")
-                    step_means.add({"loss": self._ranks.add([loss])[0]} | self._policy.step(), 1)
+                    loss, entropy, tokens = self._ranks.add(parts)
+                    step_means.add({"loss": loss} | self._policy.step(), 1)
+                    step_means.add(self._adapt_entropy_bonus(entropy / max(1.0, tokens)), 1)
             means.merge(self._ranks)
             metrics = advantages.metrics | means.metrics | step_means.metrics
             if not is_supervised:
@@ -348,10 +352,12 @@ class PolicyUpdater:
         minibatches: int,
         is_single_step: bool,
         means: MetricMeans,
-    ) -> float:
-        """Accumulates gradients over micro-batches; returns this rank's part of the loss. If this is the only optimizer
-        step, the logprobs of its forward pass are the old policy's too."""
-        loss = 0.0
+    ) -> tuple[float, float, float]:
+        """Accumulates gradients over micro-batches; returns this rank's part of the loss, the sum of its tokens'
+        entropies, and their number. If this is the only optimizer step, the logprobs of its forward pass are the old
+        policy's too."""
+        loss, entropies, tokens = 0.0, 0.0, 0
+        algorithm = self._with_entropy_bonus()
         for number, (micro_batch, plan) in enumerate(self._plan_ahead(minibatch)):
             self._ranks.report(f"pass {number + 1} of {len(minibatch)}")
             batch = micro_batch.batch
@@ -360,7 +366,7 @@ class PolicyUpdater:
                 new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images, plan)
                 if is_single_step:
                     batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)
-                part = compute_loss(new.logprobs_T, batch, advantages.totals, self._algorithm, new.entropy_T)
+                part = compute_loss(new.logprobs_T, batch, advantages.totals, algorithm, new.entropy_T)
                 value = part.value * minibatches
                 value.backward()  # type: ignore[no-untyped-call]
             trim_heap(self._policy.model)
@@ -369,9 +375,29 @@ class PolicyUpdater:
             self.on_pass(self._passes, self._total_passes, self._passed_tokens)
             if micro_batch.is_padding:
                 continue
-            entropy = float(new.entropy_T.detach().sum()) / max(1, part.tokens)
-            means.add(part.metrics | {"entropy": entropy}, part.tokens)
-        return loss
+            entropy = float(new.entropy_T.detach().sum())
+            entropies, tokens = entropies + entropy, tokens + part.tokens
+            means.add(part.metrics | {"entropy": entropy / max(1, part.tokens)}, part.tokens)
+        return loss, entropies, tokens
+
+    def _with_entropy_bonus(self) -> AlgorithmSettings:
+        """The settings with the coefficient that the entropy of the last optimizer step asks for."""
+        adaptive, state = self._algorithm.adaptive_entropy, self._policy.step_state
+        if adaptive is None:
+            return self._algorithm
+        is_low = state.get(LAST_ENTROPY, inf) <= adaptive.target
+        coefficient = state.get(COEFFICIENT, self._algorithm.entropy_coefficient) if is_low else 0.0
+        return self._algorithm.model_copy(update={"entropy_coefficient": coefficient})
+
+    def _adapt_entropy_bonus(self, entropy: float) -> dict[str, float]:
+        """Changes the coefficient after an optimizer step; the metric of it."""
+        adaptive, state = self._algorithm.adaptive_entropy, self._policy.step_state
+        if adaptive is None:
+            return {}
+        change = adaptive.delta if entropy <= adaptive.target else -adaptive.delta
+        coefficient = state.get(COEFFICIENT, self._algorithm.entropy_coefficient) + change
+        state |= {COEFFICIENT: min(max(coefficient, adaptive.min), adaptive.max), LAST_ENTROPY: entropy}
+        return {COEFFICIENT: state[COEFFICIENT]}
 
     def _plan_ahead(self, minibatch: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, PassPlan | None]]:
         """Each micro-batch with the plan of its pass, which a thread makes during the pass before."""

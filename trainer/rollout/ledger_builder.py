@@ -73,7 +73,8 @@ class LedgerBuilder:
             layout = MediaLayout(previous.messages, media, widths)
             if previous.turns:
                 self.earlier.append(previous)
-            entry = Entry(Author.TASK, prompt, parts=media, source=source)
+            names = {key: name for key, name in previous.entries[0].info.items() if key == BRANCH}
+            entry = Entry(Author.TASK, prompt, parts=media, source=source, info=names)
             self.ledger = Ledger((self.template.attach_media(layout, entry),))
 
     def exclude_spans(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:

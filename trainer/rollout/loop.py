@@ -134,7 +134,7 @@ class RolloutRunner:
         self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, slot: Slot | None = None
     ) -> Rollout:
         """Runs one rollout; `slot` is held while the engine generates. Failures become stop reasons, not exceptions."""
-        return await _RolloutLoop(self, task, group, index, attempt, slot or nullcontext()).run()
+        return await RolloutLoop(self, task, group, index, attempt, slot or nullcontext()).run()
 
 
 class _Stop(Exception):
@@ -145,7 +145,7 @@ class _Stop(Exception):
         self.stop, self.reason = stop, reason
 
 
-class _RolloutLoop:
+class RolloutLoop:
     """The state of one rollout."""
 
     def __init__(self, runner: RolloutRunner, task: Task, group: str, index: int, attempt: int, slot: Slot) -> None:
@@ -160,6 +160,8 @@ class _RolloutLoop:
         self.ignores_calls = False
         """Whether the policy's next turn is asked for something else than calls or an answer, such as a summary."""
         self.counts = {"turns": 0, "summaries": 0, "user_turns": 0, "calls": 0, "invalid": 0}
+        self.spent_tokens = 0
+        """Tokens that were sampled for the rollout in other chats, as by sub-agents."""
         self.started = time.perf_counter()
         self.timing: dict[str, float] = {}
         self.timeline: list[Span] = []
@@ -400,11 +402,16 @@ class _RolloutLoop:
             log.log(logging.INFO if is_quiet else logging.WARNING, "rollout %s: %s", self.key, drift)
 
     @property
-    def _max_tokens(self) -> int:
-        """The most tokens that the rollout may have."""
+    def budget(self) -> int:
+        """The most tokens that the limits leave this chat."""
         limits, response = self.limits, self.limits.response_tokens
         most = limits.rollout_tokens if response is None else min(limits.rollout_tokens, self.prompt_tokens + response)
-        return min(most, self.runner.engine.capabilities.context_length or most)
+        return most - self.spent_tokens
+
+    @property
+    def _max_tokens(self) -> int:
+        """The most tokens that the ledger may have."""
+        return min(self.budget, self.runner.engine.capabilities.context_length or self.budget)
 
     def _turn_seed(self) -> int:
         name = f"{self.runner.seed}/{self.seed_key}/{self.counts['turns']}"

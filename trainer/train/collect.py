@@ -86,6 +86,8 @@ class StepRollouts:
         counts = [rollout.infos[COUNTS_INFO] for rollout in self.finished if COUNTS_INFO in rollout.infos]
         if counts:  # Of graded rollouts.
             metrics["grade/planted"] = sum(value for each in counts for value in each.values())
+        cut = Counter(scored.rollout.kind for group in (*self.replaced, *self.dropped) for scored in group.scored)
+        metrics |= {f"rollout/cut/{kind or 'task'}": float(count) for kind, count in sorted(cut.items())}
         if not rollouts:
             return metrics
         metrics |= {

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import anyio
+import torch
 
 from gateway.types import Text, ToolResult
 from mtrl_plugins.history.compaction import Compaction
 from mtrl_plugins.history.settings import HistorySettings
+from tests.trainer.algorithms.scored_groups import group
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns, make_gateway, render_calls
+from trainer.algorithms.advantages import compute_token_advantages
+from trainer.algorithms.loss import aggregate_loss
+from trainer.algorithms.packing import pack
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.algorithms.token_weights import weigh_all_turns
+from trainer.algorithms.train_batch import build_train_batch
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
-from trainer.ledger import Author
+from trainer.ledger import Author, Ledger
+from trainer.reward.scorer import ScoredRollout
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import RolloutLimits
@@ -74,3 +85,30 @@ def sampled_turns(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ..
         for start, entry in zip(ledger.starts, ledger, strict=True)
         if entry.author is Author.POLICY
     ]
+
+
+def join_ledgers(rollout: Rollout) -> Rollout:
+    """The rollout as if it were in one ledger."""
+    return replace(rollout, ledger=Ledger(tuple(chain.from_iterable(rollout.ledgers))), earlier=())
+
+
+def gradient_factors(rollouts: Sequence[Rollout], aggregate: str | int) -> list[float]:
+    """By what the loss of each trained token of a group is multiplied; the first rollout is right, others are not."""
+    settings = AlgorithmSettings.model_validate({"name": "grpo", "aggregate": aggregate})
+    scored = [
+        ScoredRollout(
+            replace(rollout, index=index),
+            {"right": float(not index)},
+            float(not index),
+            (0.0,) * len(rollout.turns),
+            True,
+        )
+        for index, rollout in enumerate(rollouts)
+    ]
+    result = compute_token_advantages(build_train_batch([group(*scored)], settings, weigh_all_turns), settings)
+    packed = pack(result.all_rows)
+    losses_T = torch.zeros(len(packed.ids_T), requires_grad=True)
+    aggregate_loss(losses_T, packed, aggregate, result.totals).backward()
+    assert losses_T.grad is not None
+    factors: list[float] = losses_T.grad[losses_T.grad != 0].tolist()
+    return factors

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import anyio
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
 from mtrl_plugins.history.compaction import EMPTY_SUMMARY, POSTPONED
+from mtrl_plugins.trl.reward_functions import reward_arguments as trl_arguments
 from mtrl_plugins.verl.reward_function import score_arguments
-from tests.plugins.history.long_chats import REQUEST, TASK, TEMPLATE, play, read_pages, sampled_turns, texts
-from tests.trainer.algorithms.scored_groups import group
+from tests.plugins.history.long_chats import (
+    REQUEST,
+    TASK,
+    TEMPLATE,
+    gradient_factors,
+    join_ledgers,
+    play,
+    read_pages,
+    sampled_turns,
+    texts,
+)
 from tests.trainer.policy_scripts import encode_turns, render_calls
-from trainer.algorithms.advantages import compute_token_advantages
-from trainer.algorithms.loss import aggregate_loss
-from trainer.algorithms.packing import pack
-from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.token_weights import weigh_all_turns
-from trainer.algorithms.train_batch import build_train_batch
 from trainer.data.traces import WEIGHT, _task_from_ledger
 from trainer.engine.base import EngineError
-from trainer.ledger import BRANCH, Author, Ledger, Message
+from trainer.ledger import BRANCH, Author, Message
 from trainer.reward.attempt import Attempt
-from trainer.reward.scorer import ScoredRollout
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.steppers import RolloutEnd, Step, ThinkAgain, ToolsAndFeedback, Turn
 from trainer.rollout.task import Task
@@ -141,25 +141,10 @@ def _ledger_of(rollout: Rollout, turn: int) -> int:
 @pytest.mark.parametrize("aggregate", ["sequence", "token", 7])
 @pytest.mark.parametrize("kind", [*KINDS])
 async def test_tokens_count_as_if_the_rollout_were_in_one_ledger(kind: str, aggregate: str | int) -> None:
-    settings = AlgorithmSettings.model_validate({"name": "grpo", "aggregate": aggregate})
     cut = [(await play(read_pages(PAGES[:count]), **KINDS[kind]))[0] for count in (12, 2)]
     assert [len(rollout.ledgers) > 1 for rollout in cut] == [True, False]
-    whole = [
-        replace(rollout, ledger=Ledger(tuple(chain.from_iterable(rollout.ledgers))), earlier=()) for rollout in cut
-    ]
-    factors = []
-    for rollouts in (cut, whole):
-        scored = [
-            ScoredRollout(replace(rollout, index=index), {"right": reward}, reward, (0.0,) * len(rollout.turns), True)
-            for index, (rollout, reward) in enumerate(zip(rollouts, (1.0, 0.0), strict=True))
-        ]
-        batch = build_train_batch([group(*scored)], settings, weigh_all_turns)
-        result = compute_token_advantages(batch, settings)
-        packed = pack(result.all_rows)
-        losses_T = torch.zeros(len(packed.ids_T), requires_grad=True)
-        aggregate_loss(losses_T, packed, aggregate, result.totals).backward()
-        assert losses_T.grad is not None
-        factors.append(losses_T.grad[losses_T.grad != 0].tolist())
+    whole = list(map(join_ledgers, cut))
+    factors = [gradient_factors(rollouts, aggregate) for rollouts in (cut, whole)]
     tokens = sum(len(turn.ids) for rollout in cut for turn in rollout.turns)
     assert len(factors[0]) == tokens and factors[0] == pytest.approx(factors[1], rel=1e-5)
 
@@ -287,6 +272,10 @@ async def test_rewards_see_each_turn_and_answer_once(kind: str) -> None:
     for page in range(len(PAGES)):
         assert attempt.response.count(f"page {page}:") == attempt.response.count(f'"page": {page},') == 1
     assert sum(attempt.response_ids[1]) == sum(len(turn.ids) for turn in rollout.turns)
+    (completion,) = trl_arguments([attempt], ())["completions"]
+    called = [call["function"]["arguments"]["page"] for turn in completion for call in turn.get("tool_calls", ())]
+    assert called == [*range(len(PAGES))] and str(completion).count("page 0: word") == 1
+    assert completion[-1] == {"role": "assistant", "content": "All read."} and completion[0] not in TASK.messages
     trajectory = attempt.trajectory
     assert len(trajectory["turns"]) == len(trajectory["per_turn_rewards"])
     rewards = zip(trajectory["turns"], trajectory["per_turn_rewards"], strict=True)

@@ -20,6 +20,7 @@ from tests.trainer.algorithms.reference_loops import make_batch
 from trainer.algorithms.loss import StepTotals, compute_loss
 from trainer.algorithms.named_algorithms import ALGORITHMS
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.policy.update import PolicyUpdater
 
 FILE = Path(__file__).parents[3] / ".peers" / "trl" / "trainer" / "grpo_trainer.py"
 ROWS, PROMPT = 4, 1
@@ -56,6 +57,52 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+def make_trainer(logprobs: Tensor, entropies: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
+    """What TRL's method reads of its trainer."""
+    options = {
+        "beta": 0.0, "loss_type": "dapo", "importance_sampling_level": "token", "epsilon": 0.2,
+        "max_completion_length": 512, "use_bias_correction_kl": True, "delta": None, "entropy_coef": 0.0,
+        "use_adaptive_entropy": False, **arguments,
+    }  # fmt: skip
+    options.setdefault("epsilon_high", options["epsilon"])
+    return SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, entropies, None),
+        aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
+        epsilon_low=options["epsilon"], current_gradient_accumulation_steps=1,
+        _entropy_bonus_enabled=bool(options["entropy_coef"] or options["use_adaptive_entropy"]),
+        _last_world_entropy=float("inf"), _entropy_window_stats=None,
+        model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
+        accelerator=MagicMock(
+            num_processes=1, sync_gradients=True,
+            gather=lambda value: value, reduce=lambda value, reduction: value,
+        ),
+        args=SimpleNamespace(steps_per_generation=1, **options), **options,
+    )  # fmt: skip
+
+
+def test_adaptive_bonus_follows_trls_own_controller() -> None:
+    arguments = {
+        "loss_type": "dapo", "use_adaptive_entropy": True, "entropy_coef": 0.02, "entropy_target": 0.3,
+        "entropy_coef_delta": 0.03, "entropy_coef_min": 0.01, "entropy_coef_max": 0.06,
+    }  # fmt: skip
+    ones, ids = torch.ones(2, 3, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.long)
+    inputs = {
+        "prompt_ids": ids, "prompt_mask": ids, "completion_ids": ones.long(), "completion_mask": ones,
+        "advantages": torch.zeros(2, dtype=torch.float64), "old_per_token_logps": -ones,
+        "num_items_in_batch": ones.sum(),
+    }  # fmt: skip
+    theirs = make_trainer(-ones, ones, arguments)
+    loss_of = load_loss()
+    state: dict[str, Any] = {}
+    ours: Any = SimpleNamespace(_algorithm=translated(**arguments), _policy=SimpleNamespace(step_state=state))
+    for entropy in (0.5, 0.3, 0.1, 0.2, 0.9, 0.2, 0.2):
+        theirs._get_per_token_logps_and_entropies = lambda *_, value=entropy, **__: (-ones, value * ones, None)
+        bonus = float(loss_of(theirs, None, inputs))
+        assert -PolicyUpdater._with_entropy_bonus(ours).entropy_coefficient * entropy == pytest.approx(bonus)
+        PolicyUpdater._adapt_entropy_bonus(ours, entropy)
+        assert state["entropy_coefficient"] == pytest.approx(theirs.entropy_coef)
+
+
 @pytest.mark.parametrize("arguments", CASES, ids=str)
 @pytest.mark.parametrize("masked", [False, True], ids=["all rows", "a row wholly masked"])
 def test_loss_and_gradient_of_translated_settings_equal_trls(arguments: dict[str, Any], masked: bool) -> None:
@@ -83,20 +130,7 @@ def test_loss_and_gradient_of_translated_settings_equal_trls(arguments: dict[str
 
     mask = padded([row.weights for row in rows])
     theirs = padded(made.new).requires_grad_()
-    options = {
-        "beta": 0.0, "loss_type": "dapo", "importance_sampling_level": "token", "epsilon": 0.2,
-        "max_completion_length": 512, "use_bias_correction_kl": True, "delta": None, "entropy_coef": 0.0, **arguments,
-    }  # fmt: skip
-    options.setdefault("epsilon_high", options["epsilon"])
-    trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (theirs, -(theirs.exp() * theirs), None),
-        aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
-        epsilon_low=options["epsilon"], current_gradient_accumulation_steps=1,
-        _entropy_bonus_enabled=bool(options["entropy_coef"]), use_adaptive_entropy=False,
-        model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
-        accelerator=MagicMock(num_processes=1, gather=lambda value: value, reduce=lambda value, reduction: value),
-        args=SimpleNamespace(steps_per_generation=1, **options), **options,
-    )  # fmt: skip
+    trainer = make_trainer(theirs, -(theirs.exp() * theirs), arguments)
     ids = torch.zeros(ROWS, PROMPT, dtype=torch.long)
     inputs = {
         "prompt_ids": ids, "prompt_mask": ids, "completion_ids": mask.long(), "completion_mask": mask,

@@ -66,6 +66,21 @@ def test_entropy_bonus_makes_the_policy_less_sure_also_without_a_reward_to_learn
     assert train_one_step(train_batch, GRPO)[0].steps == 0, "equal rewards teach nothing else"
 
 
+def test_adaptive_bonus_begins_when_the_entropy_is_low_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    settings = AlgorithmSettings.model_validate({"adaptive_entropy": {"target": 99, "delta": 0.5, "max": 1.2}})
+    train_batch = example_batch(tiny_model(), rewards=(1.0,) * 6)
+    policy = Policy(tiny_model(), UpdateSettings(lr=1e-2))
+    updater = PolicyUpdater(policy, settings, exact=True)
+    seen = [updater.train_step(train_batch) for _ in range(3)]
+    assert [step["entropy_coefficient"] for step in seen] == [0.5, 1.0, 1.2]
+    assert seen[0]["loss"] == 0 > seen[1]["loss"], "there is no bonus before the first entropy is known"
+    policy.save(tmp_path)
+    resumed = Policy(tiny_model(), UpdateSettings(lr=1e-2))
+    resumed.resume(tmp_path)
+    again = PolicyUpdater(resumed, settings, exact=True).train_step(train_batch)
+    assert again == updater.train_step(train_batch) and max_difference(policy, resumed) == 0
+
+
 def test_micro_batches_add_up_and_are_deterministic() -> None:
     train_batch = example_batch(tiny_model(), groups=3, n=4)
 

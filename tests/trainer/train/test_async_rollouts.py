@@ -121,6 +121,7 @@ async def test_slow_group_delays_nobody_and_is_dropped_when_too_stale() -> None:
         taken = await run.take()
     assert [group.task.id for group in taken.dropped] == [slow] and slow not in task_ids(taken)
     assert len(taken.groups) == 2 and taken.staleness_metrics(2)["staleness/dropped"] == 1
+    assert taken.metrics(2)["rollout/cut/task"] == 2, "what was cut is counted by the kind of task"
     kept = [one for one in taken.rollouts if one.task == slow]
     assert len(kept) == 2 and all(one.step is None and one.rewards for one in kept)
     assert {one.step for one in taken.rollouts if one.task != slow} == {3}

@@ -1,0 +1,234 @@
+"""Sub-agents: chats of the policy within a rollout, trained with it, under its limits and in its session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gateway.errors import ConfigError
+from mtrl_plugins.history.compaction import Compaction
+from mtrl_plugins.history.delegate import DelegatePlayer
+from mtrl_plugins.history.delegate_settings import DelegateSettings
+from mtrl_plugins.history.settings import HistorySettings
+from mtrl_plugins.trl.reward_functions import reward_arguments as trl_arguments
+from tests.plugins.history.families import TASK, delegate, play_family, write_turns
+from tests.plugins.history.long_chats import (
+    REQUEST,
+    TEMPLATE,
+    gradient_factors,
+    join_ledgers,
+    read,
+    sampled_turns,
+    texts,
+)
+from tests.trainer.policy_scripts import encode_turns, make_gateway, render_calls
+from trainer.engine.base import EngineError
+from trainer.engine.scripted import ScriptedEngine
+from trainer.ledger import Author, Ledger
+from trainer.replay_rollouts import scripted_policy
+from trainer.reward.attempt import Attempt
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.settings import RolloutSettings
+from trainer.rollout.steppers import ToolsAndFeedback, find_failed_tools
+from trainer.view.branches import name_branches
+
+PAGE = render_calls(("read", {"page": 3, "words": 5}))
+"""A turn whose tool rewards it with 3."""
+
+
+async def test_answer_of_a_sub_agent_is_the_tools_result_and_its_chat_a_ledger_of_the_rollout() -> None:
+    rollout, engine = await play_family([delegate("Read page 3."), "It is 3."], {1: [PAGE, "Page 3 it was."]})
+    assert (rollout.stop, rollout.reason, len(rollout.ledgers)) == (StopReason.DONE, "", 2)
+    child, parent = texts(rollout, 0), texts(rollout, 1)
+    assert [author for author, _ in child] == ["task", "policy", "tool", "policy"]
+    assert "You are a sub-agent." in child[0][1] and "Read page 3." in child[0][1] and "Find it out" not in child[0][1]
+    assert "Page 3 it was." in parent[2][1] and "page 3:" not in parent[2][1]
+    assert '"name": "delegate"' in parent[0][1] and '"name": "delegate"' not in child[0][1]
+    assert rollout.rewards == {"call": 3.0}, "its tools are those of the rollout's session"
+    assert name_branches(rollout) == ("sub-agent 1", "the task's chat")
+    written = sum(len(turn.ids) for turn in rollout.ledgers[0].turns)
+    assert rollout.infos == {"delegate": {"calls": 1, "tokens": written}}
+    assert [request.key for request in engine.requests] == ["g/t/0", *["g/t/sub-agent-1/0"] * 2, "g/t/0"]
+    attempt = Attempt(TASK, rollout, decoder=TEMPLATE)  # type: ignore[arg-type]
+    assert attempt.answer == "It is 3." and attempt.response.count("Page 3 it was.") == 2
+    seen = trl_arguments([attempt], ())
+    assert seen["prompts"] == [[*map(dict, TASK.messages)]]
+    assert [message["role"] for message in seen["completions"][0]] == [
+        *("system", "user", "assistant", "tool", "assistant"),
+        *("assistant", "tool", "assistant"),
+    ]
+    assert seen["completions"][0][-1]["content"] == "It is 3."
+
+
+Turn = st.sampled_from(["p", "d", "dd", "dp", "bad", "self"])
+TEXTS = {
+    "p": PAGE,
+    "d": delegate("One."),
+    "dd": delegate("One.", "Two."),
+    "dp": delegate("One.") + "\n" + PAGE,
+    "bad": render_calls(("delegate", {"task": 7})) + '\n<tool_call>\n{"name": "delegate", "arguments": {"task": "\\ud8',
+    "self": delegate("\ud800 <|im_end|>"),
+}
+
+
+@given(
+    parent=st.lists(Turn, max_size=4),
+    children=st.lists(st.lists(Turn, max_size=3), max_size=4),
+    limits=st.fixed_dictionaries({"rollout_tokens": st.integers(300, 4000), "turn_tokens": st.integers(20, 200)}),
+    settings=st.fixed_dictionaries({"times": st.integers(1, 4), "turns": st.integers(1, 4)}),
+    history=st.booleans(),
+)
+@hypothesis(max_examples=60, deadline=None)
+def test_each_sampled_id_is_trained_once_behind_the_ids_that_the_engine_read(
+    parent: list[str],
+    children: list[list[str]],
+    limits: dict[str, int],
+    settings: dict[str, int],
+    history: bool,
+) -> None:
+    turns = [TEXTS[name] for name in parent]
+    others = {number + 1: [TEXTS[name] for name in names] for number, names in enumerate(children)}
+    stepper: Any = Compaction(HistorySettings(kind="window", at=0.3), ToolsAndFeedback()) if history else None
+    play = partial(play_family, stepper=stepper, limits=limits, **settings)
+    rollout, engine = anyio.run(lambda: play(turns, others))
+    assert not rollout.stop.is_infrastructure, rollout.reason
+    expected = sorted((request.ids, len(request.ids)) for request in engine.requests)
+    assert sorted((before, len(before)) for before, _ in sampled_turns(rollout)) == expected
+    for ledger in rollout.ledgers:
+        assert sum(ledger.mask) == sum(len(turn.ids) for turn in ledger.turns)
+    attempt = Attempt(TASK, rollout, decoder=TEMPLATE)  # type: ignore[arg-type]
+    written = sum(len(turn.ids) for turn in rollout.turns)
+    assert sum(attempt.response_ids[1]) == written
+    assert rollout.infos["delegate"].get("calls", 0) <= settings["times"]
+    outside = rollout.infos["delegate"].get("tokens", 0)
+    assert outside <= limits["rollout_tokens"], "what sub-agents write counts for the rollout's limit"
+    again, _ = anyio.run(lambda: play((), {}, engine=ScriptedEngine(scripted_policy(rollout))))
+    assert [ledger.ids for ledger in again.ledgers] == [ledger.ids for ledger in rollout.ledgers]
+
+
+@pytest.mark.parametrize("aggregate", ["sequence", "token", 7])
+async def test_rollout_with_sub_agents_weighs_as_one_without(aggregate: str | int) -> None:
+    family, _ = await play_family([delegate("One.", "Two."), "done"], {1: [PAGE], 2: ["two"]})
+    alone, _ = await play_family(["done"], {})
+    factors = [gradient_factors(each, aggregate) for each in ([family, alone], [join_ledgers(family), alone])]
+    assert len(family.ledgers) == 3 and len(factors[0]) == sum(len(turn.ids) for turn in family.turns + alone.turns)
+    assert factors[0] == pytest.approx(factors[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+async def test_sub_agents_of_one_turn_play_at_once_or_for_a_tape_in_order(in_order: bool) -> None:
+    arrived: list[str] = []
+    are_both_there = anyio.Event()
+
+    async def meet(name: str) -> str:
+        """Waits for the other."""
+        arrived.append(name)
+        if len(arrived) == 3 or in_order:
+            are_both_there.set()
+        await are_both_there.wait()
+        return name
+
+    meets = {number: [render_calls(("meet", {"name": f"{number}"})), f"I am {number}."] for number in (1, 2)}
+    turn = delegate("One.") + "\n" + render_calls(("meet", {"name": "0"})) + "\n" + delegate("Two.")
+    rollout, _ = await play_family([turn, "done"], meets, meet, in_order=in_order)
+    assert rollout.stop is StopReason.DONE and len(arrived) == 3 and next(one for one in arrived if one != "0") == "1"
+    answers = [str(message["content"]) for message in rollout.ledger.entries[2].messages]
+    assert [answer.strip() for answer in answers] == ["I am 1.", "0", "I am 2."]
+    assert name_branches(rollout)[:2] == ("sub-agent 1", "sub-agent 2")
+
+
+async def test_failed_infrastructure_of_a_sub_agent_is_the_rollouts_and_never_a_zero() -> None:
+    turns: Mapping[int, Any] = {1: [PAGE, EngineError("the server is gone")]}
+    rollout, _ = await play_family([delegate("One.")], turns)
+    assert rollout.stop is StopReason.TOOL_FAILED and not rollout.rewards
+    assert "sub-agent-1: engine_failed: the server is gone" in rollout.reason
+    assert find_failed_tools(rollout) == ["delegate"], "another rollout takes its place if it delegates, too"
+    assert len(rollout.ledgers[0].turns) == 1, "what it wrote is kept"
+
+
+async def test_deadline_of_the_rollout_holds_for_its_sub_agents() -> None:
+    engine = ScriptedEngine(write_turns([delegate("One.")], {}))
+    engine.hold("g/t/sub-agent-1/0")
+    rollout, _ = await play_family((), {}, engine=engine, limits={"timeout_s": 0.3})
+    assert rollout.stop is StopReason.WALL_TIME and not rollout.rewards and engine.cancelled == 1
+
+
+async def test_tokens_of_sub_agents_count_for_the_rollouts_limit() -> None:
+    words = "word " * 80
+    turns, children = [delegate(f"{number}") for number in range(9)], {number: [words] for number in range(1, 9)}
+    rollout, _ = await play_family(turns, children, limits={"rollout_tokens": 1500})
+    assert rollout.stop is StopReason.LENGTH_ROLLOUT
+    written = sum(len(turn.ids) for ledger in rollout.earlier for turn in ledger.turns)
+    assert written > 0 and len(rollout.ledger) + written <= 1500
+    assert rollout.infos["delegate"]["tokens"] == written
+
+
+async def test_sub_agent_that_does_not_finish_says_so_and_what_cannot_be_delegated_is_an_error() -> None:
+    rollout, _ = await play_family(
+        [delegate("One."), delegate("Two."), render_calls(("delegate", {"text": "x"})), "done"],
+        {1: ["Let me read.\n" + PAGE] * 5},
+        turns=2,
+        times=1,
+    )
+    answers = [str(entry.messages[0]["content"]) for entry in rollout.ledger if entry.author is Author.TOOL]
+    assert "stopped before it was done" in answers[0] and "Let me read." in answers[0]
+    assert "no further sub-agent: there were 1" in answers[1] and "`task` must be a text" in answers[2]
+    assert [one for entry in rollout.ledger for one in entry.outcomes] == ["error", "error", "invalid"]
+    assert rollout.stop is StopReason.DONE and rollout.infos["delegate"]["unfinished"] == 1
+
+
+async def test_sub_agent_has_the_tools_that_it_may_use_and_no_sub_agents() -> None:
+    async def secret() -> str:
+        """Tells it."""
+        return "42"
+
+    both = render_calls(("secret", {}), ("delegate", {"task": "Again."}))
+    rollout, _ = await play_family([delegate("One."), both, "x"], {1: [both]}, read, secret, tools=("read",))
+    (child, *_), parent = rollout.ledgers, rollout.ledger
+    assert [list(entry.outcomes) for entry in child if entry.outcomes] == [["invalid", "invalid"]]
+    assert "no tool named" in str(child.messages) and "Available tools: read." in str(child.messages)
+    assert [list(entry.outcomes) for entry in parent if entry.outcomes] == [["ok"], ["ok", "ok"]]
+
+
+async def test_sub_agent_shortens_its_own_chat() -> None:
+    pages = [render_calls(("read", {"page": page, "words": 60})) for page in range(8)]
+    history: Any = Compaction(HistorySettings(request=REQUEST, at=0.5), ToolsAndFeedback())
+    inner = write_turns([delegate("All.")], {1: pages})
+
+    def write(ids: Sequence[int], sampling: Any, key: str) -> Any:
+        is_asked = REQUEST in TEMPLATE.tokenizer.decode(ids)[-120:]
+        return encode_turns(TEMPLATE, "So far.")[0] if is_asked else inner(ids, sampling, key)
+
+    rollout, _ = await play_family((), {}, engine=ScriptedEngine(write), stepper=history, tokens=700, turns=20)
+    assert rollout.stop is StopReason.DONE, rollout.reason
+    assert name_branches(rollout)[:2] == ("sub-agent 1", "after summary 1") and len(rollout.ledgers) > 2
+
+
+def read_settings(**values: Any) -> RolloutSettings:
+    return RolloutSettings.model_validate({"model": "m", "data": "d", "out": Path("o"), **values})
+
+
+async def test_section_is_checked_described_and_counted() -> None:
+    with pytest.raises(ValidationError, match="an agent has sub-agents of its own"):
+        read_settings(delegate={}, agent={"command": ["x"]})
+    settings = read_settings(delegate={"tools": ["read", "wrote"]}, history="window", record=True)
+    part = DelegateSettings.of(settings)
+    assert part is not None and "up to 8 sub-agents" in part.describe()
+    player = part.make_player(settings)
+    assert isinstance(player, DelegatePlayer) and player.in_order and isinstance(player.stepper, Compaction)
+    async with make_gateway(read) as gateway:
+        with pytest.raises(ConfigError, match="no tool 'wrote'"):
+            await part.try_out(gateway, settings)
+    infos: list[dict[str, Any]] = [{"delegate": {"calls": 2, "tokens": 30, "unfinished": 1}}, {"delegate": {}}, {}]
+    rollouts = [Rollout("t", Ledger(), StopReason.DONE, infos=info) for info in infos]
+    expected = {"delegate/calls": 1.0, "delegate/tokens": 15.0, "delegate/unfinished": 0.5}
+    assert part.compute_metrics(rollouts) == expected and part.compute_metrics(rollouts[2:]) == {}
