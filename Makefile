@@ -21,6 +21,9 @@ PYTEST := -m pytest --reruns 1 -rR
 # A file's tests stay together, for what they share; files that take long start first (tests/slow_files.py).
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
+# Makes a virtual environment with a Python of 3.12 or newer, if there is one.
+NEWER_VENV := venv() { for v in 3.12 3.13 3.14; do if PYENV_VERSION=$$v python$$v -m venv "$$1" 2> /dev/null; then return; fi; done; return 1; }; venv
+
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -99,10 +102,7 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 harbor-peer: .harbor-peers/installed  ## Harbor itself, which takes a Python of 3.12 or newer: its recorded verdicts are checked against it
 
 .harbor-peers/installed:  # Only what its verifier imports.
-	found=; for version in 3.12 3.13 3.14; do export PYENV_VERSION=$$version; \
-	  ! python$$version -c '' 2> /dev/null || { found=python$$version; break; }; done; \
-	  test -n "$$found" || { echo "make harbor-peer needs a Python of 3.12 or newer: python3.12 is not found" >&2; exit 1; }; \
-	  $$found -m venv .harbor-peers
+	$(NEWER_VENV) .harbor-peers || { echo "make harbor-peer needs a Python of 3.12 or newer: python3.12 is not found" >&2; exit 1; }
 	.harbor-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps harbor==0.26.0
 	.harbor-peers/bin/python -m pip install --quiet --disable-pip-version-check jinja2 packaging pathspec platformdirs pydantic python-dotenv pyyaml shortuuid tenacity toml 2> /dev/null
 	@touch $@
@@ -259,12 +259,14 @@ ray: .ray/installed  ## Make .ray: Ray in an environment of its own, for the tes
 test-ray: install ray  ## Ranks and servers on a Ray cluster in a network namespace, about a minute
 	$(BIN)/python $(PYTEST) tests/ray
 
-agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm, to play rollouts with (1.2 GB; needs npm)
+agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm, to play rollouts with (2.8 GB; needs npm)
 
 .agents/installed: .ci/agents.txt | packages
 	$(PYTHON) -m venv .agents
 	.agents/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/agents.txt
 	npm install --silent --no-audit --no-fund --prefix .agents/npm @openai/codex@0.169.0 opencode-ai@1.18.33 @mariozechner/pi-coding-agent@0.73.1 @qwen-code/qwen-code@0.24.4 @google/gemini-cli@0.61.0
+	if $(NEWER_VENV) .agents/openhands; then .agents/openhands/bin/python -m pip install --quiet --disable-pip-version-check \
+	  openhands-sdk==1.58.2 openhands-tools==1.58.2; else echo "no Python of 3.12 or newer: OpenHands is left out"; fi
 	@touch $@
 
 test-agents: install agents  ## Agents that nobody here wrote play a task each, about two minutes

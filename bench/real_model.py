@@ -3,8 +3,8 @@
 python bench/real_model.py                  # half an hour; writes bench/results/real_model.{json,md}
 python bench/real_model.py --only engine    # or update; the other part stays as it is in the results
 
-Engines cost core-milliseconds a token, beside Hugging Face's `generate` and an SGLang server (`make sglang`). An update
-on given rows costs core-seconds and seconds, beside TRL's on the same rows.
+Engines cost core-milliseconds and milliseconds a token, beside Hugging Face's `generate` and an SGLang server
+(`make sglang`). An update on given rows costs core-seconds and seconds, beside TRL's on the same rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from mtrl_plugins.demo.real.fetch_model import PACKAGE, fetch_model  # noqa: E40
 from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
 from trainer.engine.base import Sampling  # noqa: E402
 from trainer.engine.sglang.http_client import SGLangClient  # noqa: E402
-from trainer.engine.sglang.launch import TESTED  # noqa: E402
 from trainer.engine.sglang.server_process import ServerOptions, ServerProcess  # noqa: E402
 from trainer.engine.torch.threads import choose_threads, use_threads  # noqa: E402
 from trainer.engine.torch.torch_engine import TorchEngine  # noqa: E402
@@ -51,7 +50,8 @@ from trainer.policy.settings import UpdateSettings  # noqa: E402
 from trainer.policy.update import PolicyUpdater  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
-PROMPT, LONG_PROMPT, DECODE_PROMPT = 200, 1000, 32
+PREFILLED = ((16, 200), (4, 1000))
+DECODE_PROMPT = 32
 DECODED = {1: 32, 16: 16, 64: 8}
 """Sequences at once, and the ids that each of them decodes after a short prompt."""
 TRIES = 3
@@ -69,6 +69,14 @@ class Contestant:
 
     play: Play
     core_s: Callable[[], float] = time.process_time
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Core-milliseconds and milliseconds a token."""
+
+    core_ms: float
+    wall_ms: float
 
 
 def main() -> None:
@@ -100,50 +108,66 @@ def describe_machine(load: float, versions: str) -> str:
 
 
 async def measure_engines(folder: Path) -> dict[str, Any]:
-    """Core-milliseconds a token of each contestant."""
+    """What a token costs each contestant."""
     model = load_model(folder)
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
-        found = await _measure_in_turns(folder, model)
+        found, versions = await _measure_in_turns(folder, model)
         found["floor"] = measure_floors(model)
-    return {**found, "versions": f"transformers {version('transformers')}, SGLang {TESTED[-1]}"}
+    return {**found, "versions": f"transformers {version('transformers')}, {versions}"}
 
 
-async def _measure_in_turns(folder: Path, model: PreTrainedModel) -> dict[str, dict[str, float]]:
-    samples: dict[str, dict[str, list[float]]] = {}
+async def _measure_in_turns(folder: Path, model: PreTrainedModel) -> tuple[dict[str, dict[str, dict[str, float]]], str]:
+    """The costs of each contestant by figure; SGLang's release, and the threads that our engine chose."""
+    samples: dict[str, dict[str, list[Cost]]] = {}
+    cores = os.cpu_count() or 1
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(TorchEngine(model, deterministic=False, cache_bytes=0))
         exact = await stack.enter_async_context(TorchEngine(model, deterministic=True, cache_bytes=0))
+        server, release = await stack.enter_async_context(_open_server(folder))
         contestants = {
             "mtrl": Contestant(lambda prompts, new: _play(engine, prompts, new)),
             "mtrl, deterministic": Contestant(lambda prompts, new: _play(exact, prompts, new)),
-            "transformers": Contestant(lambda prompts, new: _generate(model, prompts, new)),
-            "SGLang": await stack.enter_async_context(_open_server(folder)),
+            "transformers, 1 thread": Contestant(lambda prompts, new: _generate(model, prompts, new, 1)),
+            f"transformers, {cores} threads": Contestant(lambda prompts, new: _generate(model, prompts, new, cores)),
+            "SGLang": server,
         }
         for attempt in range(TRIES):
             for name, contestant in contestants.items():
                 print(f"engine, round {attempt + 1} of {TRIES}: {name}", file=sys.stderr, flush=True)
                 for figure, value in await _measure_once(contestant, attempt):
                     samples.setdefault(name, {}).setdefault(figure, []).append(value)
-    return {name: {figure: median(values) for figure, values in found.items()} for name, found in samples.items()}
+    found = {
+        name: {
+            figure: {"core_ms": median(cost.core_ms for cost in costs), "ms": median(cost.wall_ms for cost in costs)}
+            for figure, costs in figures.items()
+        }
+        for name, figures in samples.items()
+    }
+    return found, f"SGLang {release}, mtrl on {engine.threads} thread(s)"
 
 
-async def _measure_once(contestant: Contestant, attempt: int) -> list[tuple[str, float]]:
-    async def cost(prompts: Prompts, new: int) -> float:
-        began = contestant.core_s()
+async def _measure_once(contestant: Contestant, attempt: int) -> list[tuple[str, Cost]]:
+    async def time_it(prompts: Prompts, new: int) -> Cost:
+        core, wall = contestant.core_s(), time.perf_counter()
         await contestant.play(prompts, new)
-        return 1000 * (contestant.core_s() - began)
+        return Cost(1000 * (contestant.core_s() - core), 1000 * (time.perf_counter() - wall))
 
-    await cost(_draw_prompts(1, 8, attempt), 2)
+    await time_it(_draw_prompts(1, 8, attempt), 2)
     found = []
     for count, new in DECODED.items():
-        prompts = _draw_prompts(count, DECODE_PROMPT, attempt)
-        prefill = await cost(prompts, 1)
-        found.append((f"decode, {count} at once", (await cost(prompts, new + 1) - prefill) / count / new))
-    found.append((f"prefill, 16 x {PROMPT}", await cost(_draw_prompts(16, PROMPT, attempt), 1) / 16 / PROMPT))
-    found.append(
-        (f"prefill, 4 x {LONG_PROMPT}", await cost(_draw_prompts(4, LONG_PROMPT, attempt), 1) / 4 / LONG_PROMPT)
-    )
+        prompts, tokens = _draw_prompts(count, DECODE_PROMPT, attempt), count * new
+        prefill, whole = await time_it(prompts, 1), await time_it(prompts, new + 1)
+        found.append(
+            (
+                f"decode, {count} at once",
+                Cost((whole.core_ms - prefill.core_ms) / tokens, (whole.wall_ms - prefill.wall_ms) / tokens),
+            )
+        )
+    for count, length in PREFILLED:
+        cost = await time_it(_draw_prompts(count, length, attempt), 1)
+        tokens = count * length
+        found.append((f"prefill, {count} x {length}", Cost(cost.core_ms / tokens, cost.wall_ms / tokens)))
     return found
 
 
@@ -161,19 +185,20 @@ async def _play(engine: TorchEngine, prompts: Prompts, new: int) -> None:
             tasks.start_soon(generate, ids, seed)
 
 
-async def _generate(model: Any, prompts: Prompts, new: int) -> None:
+async def _generate(model: Any, prompts: Prompts, new: int, threads: int) -> None:
     """Its fastest way on a CPU: one padded batch, with a static cache."""
     ids = torch.tensor(prompts)
     options = {"do_sample": True, "top_k": 0, "cache_implementation": "static", "disable_compile": True}
-    model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, pad_token_id=0, **options
-    )
+    with use_threads(threads):
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, pad_token_id=0, **options
+        )
 
 
 @asynccontextmanager
-async def _open_server(folder: Path) -> AsyncIterator[Contestant]:
-    """An SGLang server that keeps nothing of a prompt, and gets all prompts in one request."""
-    options = ServerOptions(context=LONG_PROMPT + 100, cache_tokens=32768, extra=("--disable-radix-cache",))
+async def _open_server(folder: Path) -> AsyncIterator[tuple[Contestant, str]]:
+    """An SGLang server that keeps nothing of a prompt, and gets all prompts in one request; its release."""
+    options = ServerOptions(context=PREFILLED[-1][1] + 100, cache_tokens=32768, extra=("--disable-radix-cache",))
     with TemporaryDirectory() as place:
         async with (
             ServerProcess(folder, options, log=Path(place) / "log") as server,
@@ -186,22 +211,23 @@ async def _open_server(folder: Path) -> AsyncIterator[Contestant]:
                 if any(len(answer["output_ids"]) != new for answer in answers):
                     raise RuntimeError("the server stopped early")
 
-            yield Contestant(play, lambda: core_seconds(psutil.Process(server.pid)))
+            release = str((await client.get("/server_info"))["version"])
+            yield Contestant(play, lambda: core_seconds(psutil.Process(server.pid))), release
 
 
-def measure_floors(model: PreTrainedModel) -> dict[str, float]:
-    """What products of the model's size cost alone, and reading its weights once."""
+def measure_floors(model: PreTrainedModel) -> dict[str, dict[str, float]]:
+    """What products of the model's size cost alone on one thread, which reads its weights once."""
     weights = [value for value in model.parameters() if value.ndim == 2]
     floors = {}
     for count in DECODED:
         inputs = {value.shape[1]: torch.ones(count, value.shape[1]) for value in weights}
         costs = []
         for _ in range(TRIES + 1):
-            began = time.process_time()
+            began = time.perf_counter()
             for value in weights:
                 torch.mm(inputs[value.shape[1]], value.detach().t())
-            costs.append(1000 * (time.process_time() - began) / count)
-        floors[f"decode, {count} at once"] = median(costs[1:])
+            costs.append(1000 * (time.perf_counter() - began) / count)
+        floors[f"decode, {count} at once"] = {"core_ms": median(costs[1:]), "ms": median(costs[1:])}
     return floors
 
 
@@ -239,15 +265,11 @@ def format_results(found: dict[str, Any]) -> str:
     lines = ["# A real model on a CPU"]
     if part := found.get("engine"):
         engine = part["found"]
-        names = list(engine)
-        peers = [name for name in names if name in ("transformers", "SGLang")]
-        ratios = " | ".join(f"{name} to mtrl" for name in peers)
-        lines += ["", f"| core-ms a token | {' | '.join(names)} | {ratios} |"]
-        lines.append("|---|" + "--:|" * (len(names) + len(peers)))
-        for figure, value in engine["mtrl"].items():
-            cells = [f"{engine[name][figure]:.2f}" if figure in engine[name] else "" for name in names]
-            cells += [f"{engine[name][figure] / value:.2f}" for name in peers]
-            lines.append(f"| {figure} | {' | '.join(cells)} |")
+        for key, title in (("core_ms", "core-ms a token"), ("ms", "ms a token")):
+            lines += ["", f"| {title} | {' | '.join(engine)} |", "|---|" + "--:|" * len(engine)]
+            for figure in engine["mtrl"]:
+                cells = [f"{found[figure][key]:.2f}" if figure in found else "" for found in engine.values()]
+                lines.append(f"| {figure} | {' | '.join(cells)} |")
         lines += ["", f"Measured {part['about']}."]
     if part := found.get("update"):
         update = part["found"]

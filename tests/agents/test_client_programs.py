@@ -9,6 +9,7 @@ import pytest
 from gateway.types import Text, ToolResult
 from tests.plugins.agents.agent_harness import call_text, open_agents
 from trainer.rollout.rollout import StopReason
+from trainer.rollout.settings import RolloutLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -63,6 +64,22 @@ async def test_each_step_of_dspy_is_a_chat_and_a_branch_of_its_own() -> None:
     assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
     assert rollout.infos["agent_output"].strip() == "It is 7."
     assert [len(ledger.turns) for ledger in rollout.ledgers] == [1, 1, 1]
+
+
+async def test_openhands_runs_a_command_in_its_box() -> None:
+    python = Path(PYTHON).parents[1] / "openhands" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("OpenHands needs a Python of 3.12 or newer, which was not there when .agents was made")
+    env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENHANDS_SUPPRESS_BANNER": "1"}
+    limits = RolloutLimits(turn_tokens=400, rollout_tokens=100_000, timeout_s=200)
+    turns = [call_text("terminal", '{"command":   "echo $((3 + 4))"}'), "It is 7."]
+    command = (str(python), str(PROGRAMS / "openhands_agent.py"))
+    async with open_agents(turns, command=command, env=env, limits=limits) as harness:
+        rollout = await harness.run()
+    assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
+    assert rollout.infos["agent_output"].splitlines()[-1] == "It is 7."
+    assert rollout.earlier == () and len(rollout.turns) == 2
+    assert str(rollout.ledger.entries[2].messages[0]["content"]).startswith("7\n")
 
 
 async def add(a: int, b: int) -> ToolResult:

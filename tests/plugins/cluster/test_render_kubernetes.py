@@ -27,6 +27,11 @@ KINDS = [
 TRAINER = """
 import json, os, sys, time
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+if sys.argv[1] == "wait-for-sandboxes":
+    os.write(1, f"waits {sys.argv[3]}\\n".encode())
+    while not os.path.exists("answers"):
+        time.sleep(0.01)
+    sys.exit(int(os.environ["SANDBOXES_CODE"]))
 run = sys.argv[sys.argv.index("--out") + 1]
 with open(run + "-" + os.environ["RANK"] + ".jsonl", "a") as log:
     log.write(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]) + "\\n")
@@ -235,6 +240,39 @@ def test_pod_whose_rank_0_would_end_alike_ends_the_job_and_starts_no_rank_again(
     assert pod.returncode == 2 and len(read_lines(place / "ranks-0.jsonl")) == 1
     _, rule = manifests["Job/run"]["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob" and 2 in rule["onExitCodes"]["values"]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_pod_starts_its_ranks_once_a_server_of_sandboxes_answers_and_none_where_none_does(
+    code: int, run: RunCommand, place: Path, free_tcp_port: int
+) -> None:
+    write_job(place, engine="torch")
+    manifests = render(run, "--gpus-per-node", 1, "--nodes", 1, "--sandboxes", 2)
+    pod = start_pod(manifests, place, free_tcp_port, NODE_RANK="0", SANDBOXES_CODE=str(code), ENDS_ALIKE="1")
+    try:
+        assert pod.stdout is not None and pod.stdout.readline() == "waits 1800\n"
+        (place / "answers").touch()
+        pod.communicate(timeout=120)
+    finally:
+        pod.kill()
+    assert pod.returncode == (1 if code else 2), "with 1 the pod is started again"
+    assert (place / "ranks-0.jsonl").exists() is (code == 0)
+
+
+def test_pod_that_is_ended_while_it_waits_for_sandboxes_ends_at_once(
+    run: RunCommand, place: Path, free_tcp_port: int
+) -> None:
+    write_job(place, engine="torch")
+    manifests = render(run, "--gpus-per-node", 1, "--nodes", 1, "--sandboxes", 2)
+    pod = start_pod(manifests, place, free_tcp_port, NODE_RANK="0", SANDBOXES_CODE="0")
+    try:
+        assert pod.stdout is not None and pod.stdout.readline().startswith("waits")
+        pod.terminate()
+        pod.communicate(timeout=60)
+    finally:
+        pod.kill()
+        (place / "answers").touch()
+    assert pod.returncode == 143 and not (place / "ranks-0.jsonl").exists()
 
 
 def test_log_of_a_container_has_all_that_a_killed_command_printed(run: RunCommand, place: Path) -> None:

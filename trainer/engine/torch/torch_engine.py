@@ -65,7 +65,7 @@ class TorchEngine:
         self._is_open = False
         self._step_lock = anyio.Lock()
         self._thread = WorkerThread("engine")
-        self._threads = 1 if deterministic or model.device.type != "cpu" else choose_threads(model)
+        self.threads = 1 if deterministic or model.device.type != "cpu" else choose_threads(model)
         self._has_work = anyio.Event()
         self._shares = holding == "shared" and not reason
         self._is_released = False
@@ -207,7 +207,7 @@ class TorchEngine:
             self._batch.reset(lambda sequence: self._finish([sequence], engine_error))
 
     def _compute_steps(self) -> list[SequenceState]:
-        with use_threads(self._threads):
+        with use_threads(self.threads):
             return self._batch.run_steps()
 
     @asynccontextmanager
