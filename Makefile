@@ -239,7 +239,7 @@ test-sglang: install sglang  ## The tests that need a real SGLang server, about 
 
 environments: .environments/installed  ## Make .environments: Gymnasium, TextArena, OpenEnv and two releases of verifiers, each in a Python of its own (2 GB)
 
-# The tested releases of `mtrl-train env install`, and verifiers 0.3.1, which has its older interface.
+# The tested releases, and verifiers 0.3.1, which has its older interface.
 ENVIRONMENTS := gymnasium=gymnasium==1.4.0 textarena=textarena==0.7.4 openenv=openenv==0.10.0 verifiers=verifiers==0.4.0 verifiers-v0=verifiers==0.3.1
 
 .environments/installed:

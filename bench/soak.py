@@ -22,8 +22,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from statistics import linear_regression, mean
 from threading import Event, Thread
@@ -52,7 +53,16 @@ CALCULATION = {"expression": "6 * 7"}
 PLAIN_SERVER = {"command": sys.executable, "args": [str(ROOT / "bench" / "servers" / "plain_stdio.py")]}
 """Starts in milliseconds: an SDK's import in each of 10,000 processes would take hours and show nothing more."""
 PRODUCT = {"a": 6, "b": 7}
-BOXES = "tools: [{sandbox_tools: [shell], timeout_s: 120, sandbox: {remote: {url: '%s'}}}]\n"
+BOXES = """tools:
+  - sandbox_tools: [shell]
+    timeout_s: 120
+    sandbox: {root: '%s', memory_mb: 256, remote: {url: '%s'}}
+    grade: {command: [sh, -c, cat /rollout/a > /logs/verifier/reward.txt], artifacts: [/rollout/a], timeout_s: 60}
+"""
+BOX_WORDS, SERVER_WORDS = ("/.mtrl/loader",), ("calculator.py", "plain_stdio.py")
+"""How processes that are killed are known by their command lines."""
+PIECES_PER_BOX_KILL, CANCELLED_EACH, CANCEL_S, END_S = 50, 10, 0.5, 10.0
+"""One session of so many is cancelled in a call, after this time; and how long boxes of cancelled ones have to end."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -83,16 +93,19 @@ class Sampler:
         self.outcomes[outcome] += 1
 
     def sample(self) -> None:
+        """Keeps what there is now."""
+        self.samples.append(self.look())
+
+    def look(self) -> dict[str, float]:
+        """What there is now."""
         all = self.processes
-        self.samples.append(
-            {
-                "memory": sum(process.memory_info().rss for process in all) / 2**20,
-                "descriptors": sum(process.num_fds() for process in all),
-                "threads": sum(process.num_threads() for process in all),
-                "children": sum(len(process.children()) for process in all),
-                "left": self._count_left(),
-            }
-        )
+        return {
+            "memory": sum(process.memory_info().rss for process in all) / 2**20,
+            "descriptors": sum(process.num_fds() for process in all),
+            "threads": sum(process.num_threads() for process in all),
+            "children": sum(len(process.children()) for process in all),
+            "left": self._count_left(),
+        }
 
     def _count_left(self) -> int:
         """Files in the folder for temporary ones, mounts, and control groups of sandboxes."""
@@ -134,10 +147,48 @@ async def open_processes(count: int, sampler: Sampler) -> None:
 
 
 async def start_boxes(count: int, sampler: Sampler) -> None:
-    """Starts a sandbox in each session, on the less loaded of two servers."""
-    given = {"command": "echo one > a; cat a"}
-    with serving_boxes(sampler) as urls, open_files({}, BOXES % ",".join(urls)) as files:
-        await _call_in_sessions(files, "shell", given, count, sampler, calls_per_session=1)
+    """Plays sessions in boxes with a root, each on the less loaded of two servers, and grades them. Some are cancelled
+    in a call, and some processes of boxes are killed."""
+    from gateway import Gateway, Task, ToolCall
+    from gateway.errors import Unavailable
+    from gateway.sandbox.sandbox_statistics import STATISTICS
+    from mtrl_plugins.demo.shell.machine_root import make_machine_root
+
+    async def play(gateway: Any, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            is_cancelled, outcome = number % CANCELLED_EACH == 0, "cancelled"
+            command = json.dumps({"command": f"echo 1 > a; cat a{'; tail -f a' if is_cancelled else ''}"})
+            with anyio.move_on_after(CANCEL_S if is_cancelled else STEP_TIMEOUT_S):
+                async with gateway.open(Task()) as session:
+                    outcome = (await session.call(ToolCall("1", "shell", command))).outcome
+                    try:
+                        outcome = f"{outcome}, graded {(await session.finish())['grade']:g}"
+                    except Unavailable:
+                        outcome = f"{outcome}, not graded"
+            sampler.count(outcome)
+
+    with tempfile.TemporaryDirectory() as data:
+        os.environ["XDG_DATA_HOME"] = data
+        root = make_machine_root()
+        with serving_boxes(sampler) as urls, open_files({}, BOXES % (root, ",".join(urls))) as files:
+            async with Gateway.load(*files) as gateway:
+                with killing(sampler, BOX_WORDS, PIECES_PER_BOX_KILL):
+                    for part in _split(range(count), SAMPLES):
+                        numbers = iter(part)
+                        async with anyio.create_task_group() as tasks:
+                            for _ in range(CONCURRENCY):
+                                tasks.start_soon(play, gateway, numbers)
+                        await _wait_for_boxes(sampler)
+                        sampler.sample()
+    sampler.outcomes["boxes started"] = STATISTICS.starts
+
+
+async def _wait_for_boxes(sampler: Sampler) -> None:
+    """Waits until those of cancelled sessions have ended, but not for what stays."""
+    least = min((sample["left"] for sample in sampler.samples), default=inf)
+    with anyio.move_on_after(END_S):
+        while [*_find(sampler.processes, BOX_WORDS)] or sampler.look()["left"] > least:  # noqa: ASYNC110 - no event
+            await anyio.sleep(0.05)
 
 
 @contextmanager
@@ -221,20 +272,20 @@ def _split(lengths: Sequence[int], parts: int) -> Iterator[Sequence[int]]:
 
 
 @contextmanager
-def killing(sampler: Sampler) -> Iterator[None]:
-    """Kills a random child that runs the server, some times over the load."""
+def killing(sampler: Sampler, words: tuple[str, ...] = SERVER_WORDS, pieces: int = PIECES_PER_KILL) -> Iterator[None]:
+    """Kills a random process below this one, or one of its servers, that has a word, some times over the load."""
     ended, chance = Event(), random.Random(0)
-    kills = max(1, min(KILLS, sampler.total // PIECES_PER_KILL))
+    kills = max(1, min(KILLS, sampler.total // pieces))
 
     def kill() -> None:
         for number in range(1, kills + 1):
             while sampler.done < sampler.total * number / (kills + 1):
                 if ended.wait(0.01):
                     return
-            servers = [child for child in psutil.Process().children(recursive=True) if _is_server(child)]
-            if servers:
-                chance.choice(servers).send_signal(signal.SIGKILL)
-                sampler.outcomes["killed"] += 1
+            if servers := [*_find(sampler.processes, words)]:
+                with suppress(psutil.NoSuchProcess):  # A box may have ended meanwhile.
+                    chance.choice(servers).send_signal(signal.SIGKILL)
+                    sampler.outcomes["killed"] += 1
 
     thread = Thread(target=kill, daemon=True)
     thread.start()
@@ -245,18 +296,19 @@ def killing(sampler: Sampler) -> Iterator[None]:
         thread.join()
 
 
-def _is_server(process: psutil.Process) -> bool:
-    try:
-        return any(word.endswith(("calculator.py", "plain_stdio.py")) for word in process.cmdline())
-    except psutil.Error:
-        return False
+def _find(parents: Sequence[psutil.Process], words: tuple[str, ...]) -> Iterator[psutil.Process]:
+    """The processes below these that have a word in their command line."""
+    for process in (child for parent in parents for child in parent.children(recursive=True)):
+        with suppress(psutil.Error):
+            if any(word.endswith(words) for word in process.cmdline()):
+                yield process
 
 
 LOADS: Mapping[str, Load] = {
     "native": Load("Python function", "calls", 1_000_000, 20_000, call_natively),
     "pooled": Load("stdio server, shared", "calls", 100_000, 2_000, call_pooled),
     "process": Load("stdio server, a process per session", "sessions", 10_000, 200, open_processes),
-    "boxes": Load("sandboxes on two servers", "starts", 10_000, 200, start_boxes),
+    "boxes": Load("boxes with a root, graded, on two servers", "sessions", 3_600, 200, start_boxes),
     "training": Load("training", "steps", 2_000, 30, train_steps),
 }
 

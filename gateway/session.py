@@ -94,8 +94,6 @@ class GatewaySession:
         self.sources = [*dict.fromkeys(tool.source for tool in self._tools.values())]
         """The sources that it uses, in the gateway's order."""
         self._observers, self._checks = observers, checks
-        self.finished_calls = 0
-        """Number of calls that have ended."""
         self._scopes: dict[anyio.CancelScope, RunningCall] = {}
         self._finished: dict[str, float] | None = None
         self.has_rewards = True
@@ -107,7 +105,7 @@ class GatewaySession:
         self._call_ended: anyio.Event | None = None
         """Set when a call ends, while the closing session waits for that."""
         self._asking: anyio.Lock | None = None
-        self._opened_at = self._used_at = time.monotonic()
+        self._used_at = time.monotonic()
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -125,10 +123,6 @@ class GatewaySession:
     def running(self) -> list[RunningCall]:
         """Calls under way, oldest first."""
         return list(self._scopes.values())
-
-    @property
-    def age_s(self) -> float:
-        return time.monotonic() - self._opened_at
 
     @property
     def finish_s(self) -> float:
@@ -201,7 +195,6 @@ class GatewaySession:
         return ToolResult((Text(f"The tool {name!r} is not available."),), Outcome.UNAVAILABLE, reason=reason)
 
     def _record_result(self, call: ToolCall, tool: OfferedTool | None, result: ToolResult) -> None:
-        self.finished_calls += 1
         if result.reward is not None:
             kind: Literal["call", "feedback"] = "feedback" if tool and tool.spec.audience == "loop" else "call"
             self.rewards.append(Reward(call.name, result.reward, kind, call.id))

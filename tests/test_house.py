@@ -67,11 +67,10 @@ TRAINER_IMPORTS = {
     "safetensors": ("engine/sglang/weight_sync/", "policy/", "distributed/"),
     "sglang": (),
     "datasets": ("data/",),
-    "matplotlib": ("view/",),
     "pandas": ("view/",),
     "pyarrow": ("data/",),
     "typer": ("cli/",),
-    "rich": ("view/", "finding.py", "check.py", "collect_rollouts.py", "replay_rollouts.py", "train/", "cli/"),
+    "rich": ("view/", "finding.py", "collect_rollouts.py", "replay_rollouts.py", "train/", "cli/"),
     "asyncio": (),
     "mcp": (),
     "starlette": (),
@@ -177,7 +176,7 @@ TRAINER_LAYERS = (
     ("setup", "engines", "model", "weight_files", "algorithms"),
     ("policy",),
     ("distributed",),
-    ("check", "collect_rollouts", "replay_rollouts"),
+    ("collect_rollouts", "replay_rollouts"),
     ("train",),
     ("cli",),
 )
@@ -364,7 +363,6 @@ def test_show_imports_no_model_and_no_progress_panels(tmp_path: Path) -> None:
     late = (
         *(name for name in HEAVY if name not in ("anyio", "jsonschema_rs", "pydantic")),
         "trainer.view.panel",
-        "matplotlib",
     )
     assert imported_for("trainer.cli", ["show", str(tmp_path)], late) == []
 

@@ -23,7 +23,6 @@ RECORDED = {
     "gateway/serving.py": "whether a file differs from the one that was read",
     "gateway/mcp_server/call_tasks.py": "when a task was created, as the protocol has it",
     "gateway/mcp_server/resumable_calls.py": "when a task was updated, as the protocol has it",
-    "mtrl_plugins/workers/beat_file.py": "whether a worker has touched its file since the last look",
     "trainer/storage/temporary_folder.py": "a day between two files, both by the clock of their disk",
     "trainer/data/dataset.py": "whether a file differs from the one that was read",
     "trainer/storage/run_status.py": "the age of a status: for the page, and for an evaluation beside a training run",

@@ -1,15 +1,12 @@
-"""The result of a check, as `check` and `--dry-run` print it."""
+"""The result of a check, as `--dry-run` prints it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from rich.console import Console
 from rich.text import Text as Line
-
-from gateway.plural import format_count
 
 Grade = Literal["ok", "note", "wrong"]
 GRADE_MARKS: dict[Grade, tuple[str, str]] = {
@@ -17,12 +14,6 @@ GRADE_MARKS: dict[Grade, tuple[str, str]] = {
     "note": ("note", "yellow"),
     "wrong": ("FAIL", "red"),
 }
-
-
-def count_problems(findings: Iterable[Finding], none: str) -> str:
-    """The verdict: how many problems there are, or `none`."""
-    wrong = sum(finding.grade == "wrong" for finding in findings)
-    return f"{format_count(wrong, 'problem')} to fix" if wrong else none
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,18 @@
-"""Routes under /v1/live: a stream of tool calls as they run and end, and the list of open sessions."""
+"""The route /v1/live/calls: a stream of tool calls as they run and end."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import anyio
 from anyio.lowlevel import checkpoint
 from anyio.streams.memory import MemoryObjectReceiveStream
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.http.activity import ActivityLog, Line, session_digest
-from gateway.http.exchange import Request, built_response, json_response, session_not_found
-from gateway.http.served_gateway import ServedSession
+from gateway.http.activity import ActivityLog, Line
+from gateway.http.exchange import Request
 from gateway.http.state import AppState
-from gateway.large_json import is_large
 from gateway.wire import dumps
 
 POLL_S = 1.0
@@ -24,8 +21,6 @@ PAUSE_S = 0.1
 """Pause between two updates: each looks at all sessions, and calls may end in every turn of the event loop."""
 LINES_AT_ONCE = 50
 """Calls that are encoded before others get their turn."""
-SESSIONS_AT_ONCE = 20
-"""Sessions that are listed before others get their turn."""
 HEARTBEAT_S = 15.0
 """Silence after which an empty line is sent, so that no proxy closes the connection."""
 
@@ -33,26 +28,6 @@ HEARTBEAT_S = 15.0
 async def stream_calls(app: AppState, request: Request) -> ASGIApp:
     """GET /v1/live/calls."""
     return CallStream(app.activity)
-
-
-async def list_sessions(app: AppState, request: Request) -> ASGIApp:
-    """GET /v1/live/sessions."""
-    data: list[Line] = []
-    for number, (id, session) in enumerate(list(app.gateway.sessions.items())):
-        data.append(_session_to_json(id, session))
-        if number % SESSIONS_AT_ONCE == 0:
-            await checkpoint()
-    return await built_response(lambda: {"object": "list", "data": data}, is_large=is_large(data))
-
-
-async def close_session(app: AppState, request: Request) -> ASGIApp:
-    """DELETE /v1/live/sessions/{id}: closes any session by its digest, even one that a rollout still uses."""
-    digest = request.path_params["id"]
-    for id, session in list(app.gateway.sessions.items()):
-        if session_digest(id) == digest:
-            await session.close()
-            return json_response({"id": digest, "rewards": [asdict(reward) for reward in session.rewards]})
-    raise session_not_found()
 
 
 class CallStream:
@@ -105,18 +80,3 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
-
-
-def _session_to_json(id: str, session: ServedSession) -> Line:
-    task = session.task
-    return {
-        "id": session_digest(id),
-        "task_id": task.id,
-        "tools": [spec.name for spec in session.specs],
-        "feedback": session.feedback_name,
-        "calls": session.finished_calls,
-        "running": [call.name for call in session.running],
-        "rewards": [asdict(reward) for reward in session.rewards],
-        "age_s": session.age_s,
-        "expires_in_s": session.remaining_s,
-    }

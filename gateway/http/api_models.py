@@ -203,30 +203,6 @@ class ClosedSession(StrictModel):
     """The hashes of the states of its servers and sandboxes, if the session was opened with `hash_state`."""
 
 
-class LiveSession(StrictModel):
-    """An open session, however it was opened."""
-
-    id: str
-    """A digest of the session's id: with it, the session can be closed but not used."""
-    task_id: str
-    tools: list[str]
-    feedback: str | None
-    calls: Count
-    running: list[str]
-    """Tools whose calls are running now."""
-    rewards: list[Reward]
-    age_s: float
-    expires_in_s: float | None
-    """Seconds until it expires if it isn't used."""
-
-
-class LiveSessions(StrictModel):
-    """Response of GET /v1/live/sessions."""
-
-    object: Literal["list"]
-    data: list[LiveSession]
-
-
 class ToolMessage(StrictModel):
     """A chat message with a tool's result."""
 

@@ -100,17 +100,6 @@ OPERATIONS = (
         "GET", "/v1/live/calls", activity_routes.stream_calls, "Stream recent, running and finished calls", STREAM
     ),
     Operation(
-        "GET", "/v1/live/sessions", activity_routes.list_sessions, "List all open sessions", api_models.LiveSessions
-    ),
-    Operation(
-        "DELETE",
-        "/v1/live/sessions/{id}",
-        activity_routes.close_session,
-        "Close any session, by its digest",
-        api_models.ClosedSession,
-        errors=(404,),
-    ),
-    Operation(
         "GET",
         "/v1/servers/{id}",
         info_routes.get_server,

@@ -32,18 +32,15 @@ KILL_S = 6.0
 class SupervisedProcess:
     """A program and its supervisor, which has the program's pipes and exit code."""
 
-    def __init__(
-        self, command: Sequence[str], *, alone_s: float = 0.0, folder: str = "", **options: Unpack[StartOptions]
-    ) -> None:
+    def __init__(self, command: Sequence[str], *, alone_s: float = 0.0, **options: Unpack[StartOptions]) -> None:
         """Starts the supervisor; `read_start` tells when the program runs. Raises OSError.
 
-        Once this process is gone, the program has `alone_s` to end by itself, as its input does. The supervisor removes
-        `folder` when nothing is left of the program.
+        Once this process is gone, the program has `alone_s` to end by itself, as its input does.
         """
         self._command, self._reports, self._ending = command[0], b"", Lock()
         self.control, theirs = socket.socketpair()
         self.control.setblocking(False)
-        words = (sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(alone_s), folder, *command)
+        words = (sys.executable, "-I", "-S", _SUPERVISOR, str(theirs.fileno()), str(alone_s), *command)
         try:
             with theirs:
                 options["pass_fds"] = (theirs.fileno(),)

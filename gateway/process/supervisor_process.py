@@ -2,7 +2,7 @@
 
 It does so when the program ends, when it is told to, and when the process that started it is gone. Run as a script with
 `python -I -S`, so only the standard library is available. Arguments: the descriptor of a socket, the seconds that the
-program has to end by itself once that socket has ended, a folder to be removed at the end or nothing, the command.
+program has to end by itself once that socket has ended, the command.
 
 The supervisor writes `p<pid>` or `e<errno>` to the socket when the program has started or failed to, and `x` when
 nothing is left of it. Each byte that it reads there is the number of a signal for the program's group. SIGTERM is
@@ -33,7 +33,7 @@ _ROUND_S = 0.002
 
 def main() -> None:
     """Starts the program, waits for its end, kills what it left behind, and ends as the program did."""
-    control, alone_s, folder, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    control, alone_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     os.set_inheritable(control, False)
     _adopt_orphans()
     woken, wake = os.pipe()
@@ -52,10 +52,6 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     _signal_group(program, signal.SIGKILL)
     _kill_descendants()
-    if folder:
-        import shutil  # It would take a tenth of the time of each start.
-
-        shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         os.write(control, b"x\n")
     _end_as(os.waitstatus_to_exitcode(status))

@@ -152,7 +152,7 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     inner = _enter_root(confined) if confined.root else _enter(confined, environment.pop("LANG"))
     has_files = bool(confined.state or confined.kept)
     folders = [folder for folder in _layout(confined).own_memory_folders if folder != ROLLOUT or not has_files]
-    shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
+    shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(confined))
     started, info = open_file(b""), open_file(b"")
     held = (started, info, open_file(join_options(_options(confined, environment))))
     copied = (path if path in _layout(confined).copied else os.devnull for path in COPIED_FILES.values())
@@ -356,8 +356,14 @@ def _system_files(layout: SandboxLayout) -> Iterator[str]:
         yield from ("--symlink", target, path)
 
 
-def _filter_file(settings: SandboxSettings) -> str:
-    return shared_file(filter_program(settings.network != "none")) if has_filter() else os.devnull
+def _filter_file(confined: Confined) -> str:
+    if not has_filter():
+        return os.devnull
+    is_counted = confined.group is not None
+    program = filter_program(
+        confined.settings.network != "none", is_counted, is_counted or not confined.reserves_memory
+    )
+    return shared_file(program)
 
 
 def _mounts_file(folders: Sequence[str], disk_mb: int, files: int) -> str:

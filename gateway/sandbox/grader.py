@@ -34,7 +34,7 @@ REWARD_BYTES, OUTPUT_BYTES = 65536, 4000
 MAX_FILES_BYTES, HEADER_BYTES = 256 * 2**20, 8192
 ARTIFACTS, FILES = "/dev/shm/.artifacts.tar", "/dev/shm/.files.tar"  # noqa: S108 - nothing of an earlier box is there
 SCRIPT = Path(grade_files.__file__).read_text(encoding="utf-8")
-MISSING = "No such file or directory"
+ENDED, MISSING = "ended", "No such file or directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +81,17 @@ class Grader:
 
     async def grade(self, left: FrozenFiles | None) -> Grade:
         """The grade of what was left; of an untouched sandbox if none was started. Raises Unavailable."""
-        for attempt in range(TRIES):
+        for is_last in (*[False] * (TRIES - 1), True):
             try:
                 grade = await self._grade(left)
-                break
+                if is_last or not grade.problem.startswith(ENDED):  # A kill from outside looks like one from inside.
+                    break
             except (SandboxKilled, Unavailable) as error:
                 log.warning("a grade failed: %s", error)
-                if attempt == TRIES - 1:
+                if is_last:
                     statistics.count_grade("unavailable")
                     raise Unavailable(f"the sandbox cannot be graded: {error}") from error
-                await anyio.sleep(RETRY_WAIT_S)
+            await anyio.sleep(RETRY_WAIT_S)
         statistics.count_grade(grade.problem.partition(":")[0] or "graded")
         if grade.is_planted:
             statistics.count_grade("planted")
@@ -111,7 +112,7 @@ class Grader:
                 output = (done.stdout + done.stderr)[-OUTPUT_BYTES:]
                 rewards = await self._read(box)
         except (NoGrade, SandboxEnded) as error:
-            problem = str(error) if isinstance(error, NoGrade) else f"ended: {error}"
+            problem = str(error) if isinstance(error, NoGrade) else f"{ENDED}: {error}"
             return Grade(0.0, {}, problem, is_planted)
         reward = rewards.get("reward", sum(rewards.values()) / max(1, len(rewards)))
         return Grade(reward, rewards, "" if rewards else "no reward", is_planted, output)

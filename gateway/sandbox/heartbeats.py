@@ -6,11 +6,13 @@ They are threads, so that a busy event loop loses no sandbox. A server that hang
 from __future__ import annotations
 
 import heapq
+import ssl
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 
 import httpx2
 
@@ -18,6 +20,12 @@ BEAT_S = 10.0
 BEATS_PER_LEASE = 4
 AT_ONCE = 8
 """Requests to one server that are under way at a time."""
+
+
+@cache
+def make_tls() -> ssl.SSLContext:
+    """One for all clients of servers: each would read all certificates, for which the event loop is held."""
+    return ssl.create_default_context()
 
 
 @dataclass(order=True, slots=True)
@@ -48,7 +56,7 @@ class ServerHeartbeats:
             beat = self._beats[url] = _Beat(time.monotonic() + pause_s, url, headers, pause_s)
             self._wait_for(beat)
             if self._threads < min(AT_ONCE, len(self._beats)):
-                self._http = self._http or httpx2.Client(timeout=BEAT_S, trust_env=False)
+                self._http = self._http or httpx2.Client(timeout=BEAT_S, trust_env=False, verify=make_tls())
                 self._threads += 1
                 threading.Thread(target=self._run, args=(self._http,), name="heartbeats", daemon=True).start()
 

@@ -124,7 +124,7 @@ def remove_root(name: str) -> None:
 
 
 def add_root(name: str, archive: Path) -> tuple[Root, str]:
-    """Makes a root of `docker save`, `docker export` or an OCI archive; returns what was left out, in words, too."""
+    """Makes a root of `docker save`, `docker export` or an OCI archive; returns what is left out, in words, too."""
     if not NAME.fullmatch(name):
         remedy = "use lower-case letters, digits, `.`, `_` and `-`"
         raise ConfigError(f"{name!r:.100} is not the name of a root", remedy=remedy)
@@ -139,7 +139,7 @@ def add_root(name: str, archive: Path) -> tuple[Root, str]:
             unpacked = _Unpacked(Root(name, folder).files)
             image = _read_archive(archive, unpacked)
             _check_machine(unpacked)
-            described = {**image, "bytes": unpacked.bytes, "files": unpacked.members}
+            described = {**image, "bytes": unpacked.bytes, "files": unpacked.members, "closed": unpacked.closed}
             (folder / DESCRIPTION).write_text(json.dumps(described), encoding="utf-8")
             folder.rename(root.folder)
         finally:
@@ -148,7 +148,9 @@ def add_root(name: str, archive: Path) -> tuple[Root, str]:
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError, *BROKEN) as error:
         remedy = "give the .tar of `docker save`, of `docker export`, or of an OCI image of Linux"
         raise ConfigError(f"{archive}: no root can be made of it: {_describe(error)}", remedy=remedy) from error
-    return root, f"{unpacked.left_out} devices and pipes were left out" if unpacked.left_out else ""
+    left_out = [f"{unpacked.left_out} devices and pipes were left out"] if unpacked.left_out else []
+    entrypoint = [f"its entrypoint is not run: {image['entrypoint']:.200}"] if image["entrypoint"] else []
+    return root, "; ".join([*left_out, *entrypoint])
 
 
 def _describe(error: BaseException) -> str:
@@ -182,7 +184,9 @@ def _read_archive(archive: Path, unpacked: _Unpacked) -> Mapping[str, Any]:
     pairs = (str(pair).partition("=") for pair in settings.get("Env") or ())
     env = {name: value for name, _, value in pairs if VARIABLE.fullmatch(name) and "\0" not in value}
     workdir = str(settings.get("WorkingDir") or "")
-    return {"env": env, "workdir": workdir if workdir.startswith("/") else ""}
+    entry = settings.get("Entrypoint")
+    entrypoint = " ".join(map(str, entry)) if isinstance(entry, list) else ""
+    return {"env": env, "workdir": workdir if workdir.startswith("/") else "", "entrypoint": entrypoint}
 
 
 @contextmanager
@@ -256,6 +260,8 @@ class _Unpacked:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bytes, self.members, self.left_out = folder, 0, 0, 0
+        self.closed = dict[str, tuple[int, int]]()
+        """What others may not read, with its owner, and the group that may; all files have one owner here."""
         folder.mkdir(mode=0o755)
 
     def count(self, size: int) -> None:
@@ -294,6 +300,10 @@ class _Unpacked:
 
     def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
         """Adds a member; whether it is of a kind that a root has. Nothing keeps the rights of another user."""
+        inside, right = f"/{path.relative_to(self.folder)}", 1 if member.isdir() else 4
+        self.closed.pop(inside, None)
+        if not member.issym() and not member.mode & right:
+            self.closed[inside] = member.uid, member.gid if member.mode & right << 3 else -1
         if member.isdir():
             if path.is_symlink() or not path.is_dir():
                 _remove(path)

@@ -45,15 +45,6 @@ export function keepFocus(within, update) {
   (successors[place] ?? successors[0])?.focus({ preventScroll: true });
 }
 
-/** The current value of a colour such as "policy", light or dark; for canvas, which cannot use CSS variables. */
-export function colour(name) {
-  const probe = el("i", { style: { color: `var(--${name})` } });
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
-}
-
 /** An error response of the server: `message`, and `remedy` if there is one. */
 export class Refusal extends Error {
   constructor(status, error) {

@@ -4,11 +4,10 @@ import { calls } from "./calls.js";
 import { overview } from "./overview.js";
 import { perTool } from "./metrics.js";
 import { servers } from "./servers.js";
-import { sessions } from "./sessions.js";
 import { tools } from "./tools.js";
 
 const AGAIN_MS = 2000;
-const VIEWS = { "": ["Overview", overview], servers: ["Servers", servers], tools: ["Tools", tools], calls: ["Calls", calls], sessions: ["Sessions", sessions] };
+const VIEWS = { "": ["Overview", overview], servers: ["Servers", servers], tools: ["Tools", tools], calls: ["Calls", calls] };
 const state = { health: null, tools: [], stats: new Map() };
 let open = { name: null, view: null };
 
@@ -25,7 +24,7 @@ function route() {
 }
 
 function many(key) {
-  const value = key === "tools" ? state.tools.length : key === "servers" ? Object.keys(state.health?.servers ?? {}).length : key === "sessions" ? state.health?.sessions : 0;
+  const value = key === "tools" ? state.tools.length : key === "servers" ? Object.keys(state.health?.servers ?? {}).length : 0;
   return value ? el("span", { class: "dim tiny number" }, String(value)) : null;
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -18,8 +18,6 @@ from gateway.sandbox.sandbox_settings import MAX_MB, Network, SandboxSettings, c
 from trainer.rollout.run_part import RunPart
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mtrl_plugins.agents.agent_host import AgentHost
     from trainer.rollout.rollout import Rollout
     from trainer.rollout.settings import BaseRolloutSettings
@@ -32,8 +30,8 @@ class AgentSandbox(SandboxSettings):
     network: Annotated[Network, AfterValidator(check_network)] = "loopback"
     """`loopback`: the endpoint alone; a list of hosts: these, too, as in tool files."""
     memory_mb: Annotated[int, Field(ge=32, le=MAX_MB)] = 4096
-    """Memory of all processes together. Where cgroups cannot be written: of each process, and shared memory is not
-    counted; `control_groups: required` is strict."""
+    """Memory of all processes together. Where cgroups cannot be written: of each process, without shared mappings of
+    `/dev/zero`; `control_groups: required` is strict."""
     processes: Annotated[int, Field(ge=1, le=4_000_000)] = 512
     """Processes and threads."""
     disk_mb: Annotated[int, Field(ge=1, le=MAX_MB)] = 1024
@@ -227,11 +225,6 @@ class AgentSettings(RunPart):
             return []
         remedy = "leave the row's interaction out, or `agent`: an agent talks to its users itself"
         return [ConfigError(f"the task {task.id!r} has an interaction, and an agent plays", remedy=remedy)]
-
-    def find_trial(self) -> Callable[[Any, Console], Awaitable[bool]]:
-        from mtrl_plugins.agents.check_agent import check_agent
-
-        return check_agent
 
     def compute_metrics(self, rollouts: Iterable[Rollout]) -> Mapping[str, float]:
         """What agents changed, branches of their chats, and requests that were refused."""

@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath
 
 from gateway.disk_errors import write_atomically
 from gateway.errors import ConfigError
-from mtrl_plugins.workers.settings import WorkerSettings
 from trainer.data.tasks import example_names
 from trainer.engines import PIPELINE_PARALLEL_FLAGS, TENSOR_PARALLEL_FLAGS, has_vision, read_flag
 from trainer.storage.run_files import LOGS_FOLDER
@@ -25,8 +24,6 @@ SERVER_PORT = 30000
 """The first server's port on each node; the node's other servers have those that follow."""
 RENDEZVOUS_PORT = 29500
 """Where the ranks find each other, on the first trainer node."""
-WORKERS_PORT = 28500
-"""Where rollout workers find rank 0."""
 SANDBOXES_PORT = 27500
 """Of servers of sandboxes."""
 SERVERS_START_S = 1800
@@ -101,10 +98,6 @@ class ClusterPlan:
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
     """What the user should know about the plan."""
-    workers: int = 0
-    """Rollout workers, which are dealt over the trainer nodes."""
-    silent_s: float = 60.0
-    """How long a worker may show no sign of life."""
     sandboxes: int = 0
     """Servers of sandboxes."""
 
@@ -143,7 +136,7 @@ def plan_cluster(
     if options.nodes < 1 or options.gpus < 0:
         raise ConfigError("a job needs a node", field="--nodes", remedy="ask for one or more")
     servers = _plan_servers(settings, options, shared)
-    nodes, workers = options.nodes - (servers.nodes if servers else 0), WorkerSettings.read(settings)
+    nodes = options.nodes - (servers.nodes if servers else 0)
     plan = ClusterPlan(
         name,
         run_file,
@@ -155,8 +148,6 @@ def plan_cluster(
         options.retries,
         _check_environment(options.environment or {}),
         (*notes, *_notes(settings, servers, nodes)),
-        workers.workers,
-        workers.heartbeat_timeout_s,
         options.sandboxes,
     )
     check_text("out", str(plan.run_folder))

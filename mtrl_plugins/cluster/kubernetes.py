@@ -18,14 +18,12 @@ from mtrl_plugins.cluster.cluster_plan import (
     SERVER_PORT,
     SERVERS_START_S,
     STOP_S,
-    WORKERS_PORT,
     ClusterPlan,
     ServerRole,
     check_text,
     hash_token,
 )
 from mtrl_plugins.sandboxes.settings import SANDBOX_TOKEN_VARIABLE, SANDBOXES_VARIABLE
-from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from trainer.distributed.rank_environment import NOT_AGAIN
 
 Manifest = Mapping[str, Any]
@@ -237,9 +235,6 @@ def render_kubernetes(plan: ClusterPlan, options: PodOptions, server_image: str)
     if options.claim is None:
         head = ["The volume that all pods share, mounted at /workspace: models, data, tools, and the run's folder."]
         files["2-volume.yaml"] = to_yaml(head, volume_claim(plan, options))
-    if plan.workers:
-        head = ["What rank 0 and the rollout workers have in common, made for this job. Keep this file to yourself."]
-        files["2-workers.yaml"] = to_yaml(head, _token(plan, options, "workers"))
     if plan.servers:
         head = [
             f"{plan.servers.count} SGLang servers with {plan.servers.gpus} GPUs each, at addresses that stay.",
@@ -252,7 +247,7 @@ def render_kubernetes(plan: ClusterPlan, options: PodOptions, server_image: str)
             f"{plan.sandboxes} servers of sandboxes, and their token. Keep this file to yourself.",
             "They are privileged, as sandboxes need namespaces and mounts: give them nodes of their own if you can.",
         ]
-        service, token = _headless(plan, options, "sandboxes", SANDBOXES_PORT), _token(plan, options, "sandboxes")
+        service, token = _headless(plan, options, "sandboxes", SANDBOXES_PORT), _token(plan, options)
         files["3-sandboxes.yaml"] = to_yaml(
             head, token, service, _sandboxes(plan, options, token["stringData"]["token"])
         )
@@ -394,8 +389,7 @@ def _rank_pod(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
             *variables(plan, _rank_variables(plan)),
             from_field("NODE_RANK", INDEX),
             from_field("POD_IP", "status.podIP"),
-            *(_token_variable(plan, TOKEN_VARIABLE, "workers") if plan.workers else ()),
-            *(_token_variable(plan, SANDBOX_TOKEN_VARIABLE, "sandboxes") if plan.sandboxes else ()),
+            *(_token_variable(plan) if plan.sandboxes else ()),
         ],
         **secrets(options),
         "ports": [{"name": "main", "containerPort": RENDEZVOUS_PORT}],
@@ -414,18 +408,18 @@ def _rank_pod(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
     }
 
 
-def _token(plan: ClusterPlan, options: PodOptions, role: str) -> dict[str, Any]:
+def _token(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(plan, options, f"{plan.name}-{role}"),
+        "metadata": metadata(plan, options, f"{plan.name}-sandboxes"),
         "stringData": {"token": token_urlsafe(24)},
     }
 
 
-def _token_variable(plan: ClusterPlan, name: str, role: str) -> list[dict[str, Any]]:
-    source = {"secretKeyRef": {"name": f"{plan.name}-{role}", "key": "token"}}
-    return [{"name": name, "valueFrom": source}]
+def _token_variable(plan: ClusterPlan) -> list[dict[str, Any]]:
+    source = {"secretKeyRef": {"name": f"{plan.name}-sandboxes", "key": "token"}}
+    return [{"name": SANDBOX_TOKEN_VARIABLE, "valueFrom": source}]
 
 
 def _rank_variables(plan: ClusterPlan) -> dict[str, str]:
@@ -441,9 +435,6 @@ def _rank_variables(plan: ClusterPlan) -> dict[str, str]:
         "MTRL_NODES": str(plan.nodes),
         "MTRL_RANKS_EACH": str(plan.ranks_each),
         "MTRL_RETRIES": str(plan.retries),
-        "MTRL_WORKERS": str(plan.workers),
-        "MTRL_WORKERS_PORT": str(WORKERS_PORT),
-        "MTRL_WORKERS_SILENT_S": str(plan.silent_s),
         "MTRL_RENDEZVOUS": f"{plan.name}-0.{plan.name}-ranks:{RENDEZVOUS_PORT}",
     }
 

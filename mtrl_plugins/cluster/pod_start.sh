@@ -1,12 +1,18 @@
 # Starts the ranks of one pod: torchrun agrees with the other pods on who is which rank, and starts all of them again
 # when one fails. Job, servers and run folder come by environment, from the manifest.
 set -eu
+wait_for() {  # In the background: a shell that waits for a program in the foreground heeds no signal.
+    mtrl-train "$@" &
+    waiting=$!
+    trap 'kill -TERM "$waiting" 2>/dev/null || true; exit 143' INT TERM
+    wait "$waiting" || exit 1
+}
 if [ -n "$MTRL_ENGINE" ]; then
     # shellcheck disable=SC2046
-    mtrl-train wait-for-servers --within "$MTRL_SERVERS_START_S" $(echo "$MTRL_ENGINE" | tr ',' ' ') || exit 1
+    wait_for wait-for-servers --within "$MTRL_SERVERS_START_S" $(echo "$MTRL_ENGINE" | tr ',' ' ')
 fi
 if [ -n "${MTRL_SANDBOXES:-}" ]; then
-    mtrl-train wait-for-sandboxes --within "$MTRL_SERVERS_START_S" || exit 1
+    wait_for wait-for-sandboxes --within "$MTRL_SERVERS_START_S"
 fi
 is_host=false
 if [ "$NODE_RANK" = 0 ]; then

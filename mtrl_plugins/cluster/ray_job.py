@@ -46,11 +46,10 @@ def _make_job(settings: TrainSettings, folder: Path, options: TrainOptions, clus
     from mtrl_plugins.cluster.cluster_plan import count_server_gpus, server_arguments
     from mtrl_plugins.cluster.node_process import PYTHON
     from mtrl_plugins.cluster.ray_launcher import RayJob
-    from mtrl_plugins.workers.settings import WorkerSettings
     from trainer.data.tasks import example_names
     from trainer.storage.run_files import LOGS_FOLDER
 
-    examples, workers = example_names(), WorkerSettings.read(settings)
+    examples = example_names()
     ranks, servers, resume = options.ranks, options.others.get(SERVERS), options.resume
     gpus = int(cluster.get("GPU", 0))
     wants_sglang = settings.engine == "sglang" or (settings.engine == "auto" and gpus > 0)
@@ -76,8 +75,6 @@ def _make_job(settings: TrainSettings, folder: Path, options: TrainOptions, clus
         servers=servers,
         server_arguments=server_arguments(settings, PurePosixPath(Path.cwd())) if servers else (),
         server_gpus=each,
-        workers=workers.workers,
-        silent_s=workers.heartbeat_timeout_s,
         gpus=gpus > 0,
     )
 

@@ -1,4 +1,4 @@
-"""Runs trainer ranks, SGLang servers and rollout workers on a Ray cluster: one placement group, an actor for each.
+"""Runs trainer ranks and SGLang servers on a Ray cluster: one placement group, an actor for each.
 
 Ray only places and watches processes. A rank runs the same command as under torchrun, with the same variables.
 """
@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, ProxyHandler, build_opener
 
 from gateway.errors import ConfigError
-from mtrl_plugins.cluster.node_process import PYTHON, SGLANG_PYTHON, NodeProcess
-from mtrl_plugins.cluster.node_workers import WorkerPlace, choose_worker_place
+from mtrl_plugins.cluster.node_process import SGLANG_PYTHON, NodeProcess
 from trainer.distributed.rank_environment import NOT_AGAIN, RESTARTS
 from trainer.distributed.rank_output import KEPT
 
@@ -65,43 +63,6 @@ def _problem(opener: OpenerDirector, url: str, timeout_s: float) -> str:
         return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-MAX_ACTORS = 5
-"""How many actors one worker may have in one start of the ranks, if each is lost with its node."""
-
-
-@dataclass
-class RayWorker:
-    """One worker: how to make its actor, and what that one runs."""
-
-    name: str
-    make_actor: Callable[[], Any]
-    arguments: tuple[Any, ...]
-    """Of `NodeProcess.keep_running`."""
-    actor: Any = None
-    actors_left: int = MAX_ACTORS
-
-    def start(self) -> Any:
-        """Starts it in a new actor; the result is there once it has ended for good."""
-        self.actors_left -= 1
-        self.actor = self.make_actor()
-        return self.actor.keep_running.remote(*self.arguments)
-
-
-def replace_lost_worker(ray: Any, end: Any, workers: dict[Any, RayWorker], log: Callable[[str], None]) -> None:
-    """Starts a worker whose actor was lost in another one. One that failed too often stays away: the others play."""
-    worker = workers.pop(end)
-    try:
-        code = ray.get(end)
-    except ray.exceptions.RayError:
-        log(f"the actor of the rollout worker {worker.name} was lost; {worker.actors_left} more may be made")
-        if worker.actors_left:
-            workers[worker.start()] = worker
-    else:
-        ray.kill(worker.actor)  # The next start of the ranks needs its place.
-        if code:
-            log(f"the rollout worker {worker.name} failed too often (code {code}): see {worker.arguments[-2]}")
-
-
 Log = Callable[[str], None]
 PLACE_S = 600.0
 """How long the cluster may take to have room for the job, such as when an autoscaler adds nodes."""
@@ -133,11 +94,6 @@ class RayJob:
     server_arguments: tuple[str, ...] = ()
     """Of `sglang.launch_server`, but for its port."""
     server_gpus: int = 1
-    workers: int = 0
-    """Rollout workers, which connect to rank 0."""
-    silent_s: float = 60.0
-    """How long a worker may show no sign of life."""
-    worker_command: tuple[str, ...] = (PYTHON, "-m", "trainer.cli", "worker")
     gpus: bool = True
     """Whether each rank gets a GPU; without, a CPU."""
     retries: int = 3
@@ -188,7 +144,7 @@ def _place(ray: Any, job: RayJob) -> Any:
     """Reserves room for everything at once, so that no half of a job holds GPUs."""
     each = {"GPU": 1, "CPU": 1} if job.gpus else {"CPU": 1}
     server = {"GPU": job.server_gpus, "CPU": 1} if job.gpus else {"CPU": 1}
-    bundles = [*([server] * job.servers), *([each] * job.ranks), *([{"CPU": 1}] * job.workers)]
+    bundles = [*([server] * job.servers), *([each] * job.ranks)]
     group = ray.util.placement_group(bundles, strategy="PACK")
     if not group.wait(timeout_seconds=PLACE_S):
         ray.util.remove_placement_group(group)
@@ -196,7 +152,7 @@ def _place(ray: Any, job: RayJob) -> Any:
         total = {kind: int(ray.cluster_resources().get(kind, 0)) for kind in ("GPU", "CPU")}
         has = ", ".join(f"{count} {kind}" for kind, count in total.items())
         problem = f"the cluster has no room for the job after {PLACE_S:g} s: it asks for {asked}; the cluster has {has}"
-        raise ConfigError(problem, field="--ranks", remedy="ask for fewer ranks, servers or workers, or add nodes")
+        raise ConfigError(problem, field="--ranks", remedy="ask for fewer ranks or servers, or add nodes")
     return group
 
 
@@ -255,17 +211,12 @@ def _visible(gpus: Sequence[str]) -> dict[str, str]:
 def _run_ranks(ray: Any, job: RayJob, group: Any, extra: list[str], servers: dict[Any, Server], log: Log) -> int:
     """Starts all ranks, and ends all of them as soon as one fails; returns the exit code."""
     actors = [_make_actor(ray, job, group, job.servers + index, 1) for index in range(job.ranks)]
-    workers: dict[Any, RayWorker] = {}
     try:
         places = ray.get([actor.place.remote() for actor in actors], timeout=PLACE_S)
         order = sorted(range(job.ranks), key=lambda index: places[index])
         actors, places = [actors[index] for index in order], [places[index] for index in order]
         port = ray.get(actors[0].free_port.remote(), timeout=ANSWER_S)
         environments = rank_environments(places, port)
-        if job.workers:
-            place = choose_worker_place(places[0][0], ray.get(actors[0].free_port.remote(), timeout=ANSWER_S))
-            environments[0] |= place.leader_variables
-            workers = _start_workers(ray, job, group, place)
         starts = [
             actor.start.remote(
                 (*job.command, *extra),
@@ -276,10 +227,9 @@ def _run_ranks(ray: Any, job: RayJob, group: Any, extra: list[str], servers: dic
             for actor, environment in zip(actors, environments, strict=True)
         ]
         ray.get(starts, timeout=ANSWER_S)
-        beside = f" with {job.workers} rollout workers" if job.workers else ""
-        log(f"{job.ranks} ranks run on {len({host for host, _ in places})} nodes{beside}; logs in {job.logs}")
+        log(f"{job.ranks} ranks run on {len({host for host, _ in places})} nodes; logs in {job.logs}")
         running = {actor.wait.remote(): rank for rank, actor in enumerate(actors)}
-        rank, code = _wait_for_ranks(ray, running, servers, workers, log)
+        rank, code = _wait_for_ranks(ray, running, servers, log)
         if rank and _ask_rank_0(ray, actors[0]) == NOT_AGAIN:
             rank, code = 0, NOT_AGAIN
         if code:
@@ -293,19 +243,7 @@ def _run_ranks(ray: Any, job: RayJob, group: Any, extra: list[str], servers: dic
         log(f"a rank was lost: {_one_line(error)}")
         return 1
     finally:
-        _end(ray, [*actors, *(worker.actor for worker in workers.values())], signal.SIGTERM, 10.0)
-
-
-def _start_workers(ray: Any, job: RayJob, group: Any, place: WorkerPlace) -> dict[Any, RayWorker]:
-    """Starts the rollout workers; returns each by its end."""
-    workers = []
-    for index in range(job.workers):
-        name, bundle = f"worker-{index}", job.servers + job.ranks + index
-        command = (*job.worker_command, *place.arguments(name))
-        environment = {**job.environment, **place.variables}
-        arguments = (command, environment, str(job.folder), str(job.logs / f"{name}.log"), job.silent_s)
-        workers.append(RayWorker(name, partial(_make_actor, ray, job, group, bundle, 0), arguments))
-    return {worker.start(): worker for worker in workers}
+        _end(ray, actors, signal.SIGTERM, 10.0)
 
 
 def rank_environments(places: Sequence[tuple[str, tuple[str, ...]]], port: int) -> list[dict[str, str]]:
@@ -328,18 +266,13 @@ def rank_environments(places: Sequence[tuple[str, tuple[str, ...]]], port: int) 
     return environments
 
 
-def _wait_for_ranks(
-    ray: Any, running: dict[Any, int], servers: dict[Any, Server], workers: dict[Any, RayWorker], log: Log
-) -> tuple[int, int]:
+def _wait_for_ranks(ray: Any, running: dict[Any, int], servers: dict[Any, Server], log: Log) -> tuple[int, int]:
     """The first rank that failed, and its exit code; code 0 when all have ended well. Others start again."""
     while running:
-        done, _ = ray.wait([*running, *servers, *workers], num_returns=1, timeout=_POLL_S)
+        done, _ = ray.wait([*running, *servers], num_returns=1, timeout=_POLL_S)
         for end in done:
             if end in servers:
                 _restart_server(ray, end, servers, log)
-                continue
-            if end in workers:
-                replace_lost_worker(ray, end, workers, log)
                 continue
             rank = running.pop(end)
             if code := int(ray.get(end)):

@@ -17,7 +17,6 @@ from mtrl_plugins.cluster.cluster_plan import (
     SERVER_PORT,
     SERVERS_START_S,
     STOP_S,
-    WORKERS_PORT,
     ClusterPlan,
     check_text,
 )
@@ -152,9 +151,6 @@ def _variables(plan: ClusterPlan, options: SlurmOptions) -> Iterator[str]:
         "rendezvous_port": RENDEZVOUS_PORT,
         "stop_s": STOP_S,
         "retries": plan.retries,
-        "workers": plan.workers,
-        "workers_port": WORKERS_PORT,
-        "silent_s": plan.silent_s,
         "sandboxes": plan.sandboxes,
         "sandboxes_port": SANDBOXES_PORT,
     }

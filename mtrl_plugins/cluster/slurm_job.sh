@@ -20,7 +20,6 @@ trainer_hosts=("${hosts[@]:0:trainer_nodes}")
 server_hosts=("${hosts[@]:trainer_nodes}")
 cpus=${SLURM_CPUS_ON_NODE:-1}
 export MASTER_ADDR=${trainer_hosts[0]}
-workers_port=$((workers_port + SLURM_JOB_ID % 1000))
 export MASTER_PORT=$((rendezvous_port + SLURM_JOB_ID % 1000))  # Jobs on the same node must not meet each other.
 
 # A server that ends is started again at its address; the trainer gives it the current weights.
@@ -36,21 +35,10 @@ for attempt in 1 2 3 4 5; do
 done
 exit 1'
 
-# Rollout workers are dealt over the trainer nodes: the first rank of each starts its share of them.
 # shellcheck disable=SC2016
 run_rank='
 export MTRL_OUTPUT_KEPT=1 RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$0
-workers=$1 port=$2 silent_s=$3 logs=$4
-shift 4
-if [ "$workers" -gt 0 ] && [ "$LOCAL_RANK" = 0 ]; then
-    mtrl-train node-workers --connect "$MASTER_ADDR:$port" --workers "$workers" --node "$((RANK / LOCAL_WORLD_SIZE))" \
-        --nodes "$((WORLD_SIZE / LOCAL_WORLD_SIZE))" --parent $$ --silent "$silent_s" --logs "$logs" &
-fi
-if [ "$RANK" != 0 ]; then
-    unset MTRL_WORKER_TOKEN
-elif [ "$workers" -gt 0 ]; then
-    export MTRL_PLACED_WORKERS="0.0.0.0:$port"
-fi
+[ "$RANK" = 0 ] || unset MTRL_WORKER_TOKEN
 exec "$@"'
 
 # Ends the job if it failed too often, else puts it back into the queue, from which it resumes.
@@ -146,10 +134,6 @@ if [ "$sandboxes" -gt 0 ]; then
     [ "$code" -eq 0 ] || fail "no server of sandboxes started"
     unset 'pids[-1]'
 fi
-# For rank 0 and the workers alone: servers do not get it.
-if [ "$workers" -gt 0 ]; then
-    export MTRL_WORKER_TOKEN="${MTRL_WORKER_TOKEN:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
-fi
 resume=()
 stop_signal=INT
 if [ -e "$run/run.json" ]; then
@@ -160,7 +144,7 @@ MTRL_EXIT_CODE_FILE="$notes/rank-0.code" srun --nodes="$trainer_nodes" --ntasks=
     --nodelist="$(join "${trainer_hosts[@]}")" --cpus-per-task="$((cpus / ranks_each > 0 ? cpus / ranks_each : 1))" \
     "${gpu_options[@]}" --cpu-bind=none --unbuffered --open-mode=append --output="${logs//%/%%}/rank-%t.log" \
     --disable-status --kill-on-bad-exit=1 \
-    bash -c "$run_rank" "$ranks_each" "$workers" "$workers_port" "$silent_s" "$logs" "${train[@]}" "${engine[@]}" "${resume[@]}" &
+    bash -c "$run_rank" "$ranks_each" "${train[@]}" "${engine[@]}" "${resume[@]}" &
 pids+=($!)
 wait_for_newest
 code=$?

@@ -2,5 +2,5 @@
 
 `settings.py` says what `environment:` means in a run file; `episodes.py` plays environments with `reset` and `step`,
 and `conversations.py` those with a runner of their own. `host_process.py` starts and asks the process, which is
-`host_server.py` with one of the `*_adapter.py`. `interpreters.py` installs frameworks for `mtrl-train env`.
+`host_server.py` with one of the `*_adapter.py`.
 """

@@ -270,9 +270,7 @@ class GymnasiumAdapter:
         try:
             return self.gymnasium.make(self.environment, **{**self.args, **(options.get("args") or {})})
         except (self.gymnasium.error.Error, ImportError, TypeError) as error:
-            remedy = (
-                "correct the name, or `environment.args`; for more packages: `mtrl-train env install gymnasium --add`"
-            )
+            remedy = "correct the name, or `environment.args`, or install what it needs (`-m pip install`)"
             raise HostError(f"{self.environment!r} cannot be made: {error}", remedy) from error
 
     def _find_names(self, probe: Any) -> tuple[str, ...]:

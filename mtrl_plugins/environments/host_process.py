@@ -11,6 +11,7 @@ import atexit
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -35,7 +36,6 @@ from gateway.process import child_entry
 from gateway.process.pipe_process import ProcessEnded
 from gateway.process.request_process import RequestProcess, RequestRefused
 from mtrl_plugins.environments.host_server import EXIT_S as CLOSE_S
-from mtrl_plugins.environments.interpreters import require_interpreter
 from mtrl_plugins.environments.settings import EnvironmentSettings
 
 STOP_S, EXIT_S = 8.0, 1.0
@@ -154,7 +154,7 @@ class EnvironmentHost:
 
     def _load(self) -> RequestProcess:
         settings = self.settings
-        python = settings.python or str(require_interpreter(settings.framework))
+        python = settings.python or sys.executable
         try:
             variables = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
             variables.setdefault("PYTHONHASHSEED", "0")  # The order of a set of texts is the same in each process.

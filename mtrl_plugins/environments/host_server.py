@@ -410,7 +410,7 @@ def import_framework(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        remedy = f"run `mtrl-train env install {name}`, or name another Python as `environment.python`"
+        remedy = f"install {name} into a virtual environment, and name its Python as `environment.python`"
         raise HostError(f"{sys.executable} has no {name} ({error})", remedy) from error
 
 

@@ -10,5 +10,4 @@ PLUGIN = Plugin(
         "textarena": "mtrl_plugins.environments.settings:TextArenaSettings",
         "openenv": "mtrl_plugins.environments.settings:OpenEnvSettings",
     },
-    train_commands=("mtrl_plugins.environments.env_command",),
 )

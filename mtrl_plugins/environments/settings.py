@@ -47,8 +47,8 @@ class EnvironmentSettings(RunPart, defer_build=True):
     args: dict[str, Any] = {}
     """Its arguments."""
     python: str | None = None
-    """The Python that has the framework, such as `/path/to/venv/bin/python`. By default the one that `mtrl-train env
-    install` made."""
+    """The Python that has the framework, such as `/path/to/venv/bin/python`; by default the one that runs
+    mtrl."""
     start_s: PositiveFloat = 300.0
     """Seconds that it may take to load."""
     timeout_s: PositiveFloat = 120.0

@@ -110,9 +110,9 @@ def _remedy(error: Exception) -> str:
     """What to do about a game that cannot be made."""
     missing = MISSING.search(str(error)) if isinstance(error, ImportError) else None
     if _needs_newer(error):
-        return "run `mtrl-train env install textarena --python PATH`, with the PATH of a Python 3.12 or later"
+        return "install textarena for Python 3.12 or later, and name that Python as `environment.python`"
     if missing is not None and missing[1] != "textarena":
-        return f"run `mtrl-train env install textarena --add {missing[1]}`"
+        return f"install {missing[1]} beside textarena: {sys.executable} -m pip install {missing[1]}"
     if isinstance(error, ImportError | SyntaxError | FileNotFoundError):
         return "this release of TextArena has no such game that works: choose another one"
     if key := KEY.search(str(error)):

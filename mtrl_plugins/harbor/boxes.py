@@ -20,6 +20,7 @@ from gateway.sandbox.roots import find_root, find_workdir
 from gateway.sandbox.sandbox_settings import SandboxSettings, check_environment
 from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.task_file import CONFIG, DOCKERFILE, Environment, HarborTask, Network, StepTable
+from mtrl_plugins.harbor.users import BoxUser, find_user
 
 LOGS, ARTIFACTS, AGENT_LOGS = "/logs/verifier", "/logs/artifacts", "/logs/agent"
 TEST = f"chmod +x /tests/test.sh; (/tests/test.sh) > {LOGS}/test-stdout.txt 2>&1; tail -c 2000 {LOGS}/test-stdout.txt"
@@ -37,16 +38,21 @@ class TaskBoxes:
         root = self._find_root("environment", environment.docker_image, folder, task.name)
         self.policy_boxes, self.test_boxes = list[SandboxSettings](), list[SandboxSettings]()
         """The boxes of each step."""
+        self.users, self.testers = list[BoxUser](), list[BoxUser]()
+        """Their users."""
         for step in task.steps:
+            agent, tester = task.users_of(step)
             phases = [part.agent for part in task.parts_of(step)]
-            self.policy_boxes.append(self._make_box("environment", environment, root, [*phases, environment]))
+            box = self._make_box("environment", environment, root, [*phases, environment])
+            self.policy_boxes.append(self._give_to(self.users, box, "agent.user", agent))
             phases, own, own_root = [part.verifier for part in task.parts_of(step)], environment, root
             if task.is_separate(step):
                 own = next((phase.environment for phase in phases if phase.environment), environment)
                 own_root = self._find_test_root(step) or root
-            self.test_boxes.append(self._make_box("verifier", own, own_root, [*phases, own]))
+            box = self._make_box("verifier", own, own_root, [*phases, own])
+            self.test_boxes.append(self._give_to(self.testers, box, "verifier.user", tester))
         self.workdir = find_workdir(self.policy_boxes[0])
-        self.grades = [self._make_grade(step) for step in task.steps]
+        self.grades = [self._make_grade(step, user) for step, user in zip(task.steps, self.testers, strict=True)]
         self.instructions = [task.read_instruction(step) for step in task.steps]
         self.servers = [self._make_server(server) for server in task.table.environment.mcp_servers]
         is_uploaded = folder.is_dir() and any(folder.iterdir()) and not (folder / DOCKERFILE).exists()
@@ -82,10 +88,21 @@ class TaskBoxes:
         }
         return most.model_copy(update=update)
 
-    def _make_grade(self, step: StepTable | None) -> GradeSettings:
+    def _give_to(
+        self, users: list[BoxUser], box: SandboxSettings, field: str, name: str | int | None
+    ) -> SandboxSettings:
+        """A box with the home of its user, who is noted."""
+        try:
+            user = find_user(name, box)
+        except (ValueError, OSError) as error:
+            raise self._error(field, str(error), "name a user of the image, or remove it") from error
+        users.append(user)
+        return box.model_copy(update={"env": {"HOME": user.home, **box.env}}) if user.home else box
+
+    def _make_grade(self, step: StepTable | None, user: BoxUser) -> GradeSettings:
         is_separate, verifiers = self.task.is_separate(step), [part.verifier for part in self.task.parts_of(step)]
         values: dict[str, Any] = {
-            "command": ("/bin/sh", "-c", TEST),
+            "command": ("/bin/sh", "-c", user.become + TEST),
             "reward": LOGS,
             "env": self.resolve("verifier.env", {**verifiers[-1].env, **verifiers[0].env}),
             "timeout_s": min(verifiers[0].timeout_sec or TESTS_S, MOST_S),

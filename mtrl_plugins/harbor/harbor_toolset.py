@@ -3,6 +3,7 @@ loop tools that begin the task, end a step with its tests, and play its solution
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -117,8 +118,8 @@ class HarborSession:
         self.own_specs: list[ToolSpec] = [*self.tools.specs]
         """The tools of this task alone."""
         self._servers: dict[str, Session] = {}
-        self._number, self.left_s = 0, inf
-        """The step, and what is left of the time for the policy's calls in it."""
+        self._number, self.left_s, self._all_left_s = 0, inf, inf
+        """The step, and what is left of the time for the policy's calls in it, and in all steps."""
         self._rewards: list[Mapping[str, float]] = []
         self._planted = 0.0
 
@@ -160,9 +161,11 @@ class HarborSession:
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         try:
             if call.name == BEGIN:
+                self._all_left_s = json.loads(call.arguments).get("most_s", inf)
                 return ToolResult(structured=await self._begin_step())
             if call.name == END_STEP:
-                return ToolResult(structured=await self._end_step(is_last=call.arguments != "{}"))
+                is_last = json.loads(call.arguments).get("is_last", False)
+                return ToolResult(structured=await self._end_step(is_last=is_last))
             if call.name == SOLVE:
                 return ToolResult(structured=await self._solve())
             return await self._call_tool(call, context)
@@ -190,7 +193,8 @@ class HarborSession:
             limit_s = min(limit_s, max(LEAST_S, self.left_s))
         with anyio.move_on_after(limit_s):
             result = await self._servers.get(call.name, self._box).call(call, context)
-            self.left_s -= monotonic() - started
+            took_s = monotonic() - started
+            self.left_s, self._all_left_s = self.left_s - took_s, self._all_left_s - took_s
             return result
         return ToolResult((Text("The tool did not answer in time."),), Outcome.TIMEOUT, reason="no answer in time")
 
@@ -198,9 +202,11 @@ class HarborSession:
         """The rollout's box. A new one gets the task's files."""
         box = await self._box.get_sandbox()
         if box is not self._sandbox:
-            self._sandbox = box
+            self._sandbox, user = box, self.boxes.users[self._number]
             with suppress(NoGrade):
-                await self._run(f"mkdir -p {AGENT_LOGS} {LOGS} {ARTIFACTS}", SETUP_S)
+                await self._run(f"{user.become}mkdir -p {AGENT_LOGS} {LOGS} {ARTIFACTS}", SETUP_S)
+            if user.closed:
+                await place_files(box, {}, LOGS, user.closed)
             if not self._box.has_left:
                 await self._upload(self.boxes.upload)
         return box
@@ -222,7 +228,7 @@ class HarborSession:
         """Prepares a step's box; returns what the policy is asked. Raises NoGrade where something is in the way, which
         the policy may have left in the step before."""
         step = self._step
-        self.left_s = self.task.agent_time_of(step) or inf
+        self.left_s = min(self.task.agent_time_of(step) or inf, self._all_left_s)
         self.tools.settings = self.boxes.policy_boxes[self._number]
         if self.boxes.upload is not None:
             await self.get_box()
@@ -288,9 +294,9 @@ class HarborSession:
         return {"output": _describe(await self._run(command, min(self.left_s, SOLVE_S)))}
 
 
-async def call_task(session: AnySession | Session, name: str, *, is_last: bool = False) -> dict[str, Any]:
+async def call_task(session: AnySession | Session, name: str, **arguments: float) -> dict[str, Any]:
     """What a tool of the training loop answers. Raises Unavailable."""
-    result = await session.call(ToolCall(name, name, '{"is_last": true}' if is_last else "{}"), LOOP)
+    result = await session.call(ToolCall(name, name, json.dumps(arguments)), LOOP)
     if result.outcome is not Outcome.OK:
         raise Unavailable(result.reason or result.text)
     answer: dict[str, Any] = result.structured

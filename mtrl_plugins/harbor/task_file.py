@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from gateway.errors import ConfigError, ConfigErrors
+from mtrl_plugins.harbor.users import ROOT
 
 CONFIG, INSTRUCTION, DOCKERFILE, COMPOSE = "task.toml", "instruction.md", "Dockerfile", "docker-compose.yaml"
 MAX_BYTES = 2**20
@@ -30,7 +31,6 @@ REFUSED: Mapping[str, tuple[Collection[Any], str]] = {
     "os": (("linux",), "boxes are Linux"),
     "gpus": ((0,), "a box has no GPU"),
     "tpu": ((), "a box has no TPU"),
-    "user": (("root", "0", 0), "a box has one user"),
     "service": (("main",), "a task has one box"),
     "healthcheck": ((), "no service of the image runs in a box"),
     "skills_dir": ((), "skills are for agents of their own"),
@@ -38,6 +38,7 @@ REFUSED: Mapping[str, tuple[Collection[Any], str]] = {
     "exclude": (([],), "artifacts are collected whole"),
 }
 """Keys of any table that cannot be done, but for some values."""
+NOT_PROTECTED = "a box has one user, against whom shared tests are not protected: make `environment_mode` separate"
 FREE_KEYS = ("metadata", "task", "env", "headers", "min_reward")
 """Tables whose keys are the author's own."""
 
@@ -105,6 +106,7 @@ class Phase(Network):
     """What the policy does, or the tests, or the solution."""
 
     timeout_sec: Seconds | None = None
+    user: str | int | None = None
     environment_mode: Literal["shared", "separate"] | None = None
     environment: Annotated[Environment | None, BeforeValidator(_rename_old_keys)] = None
     collect: tuple[Collect, ...] = ()
@@ -157,6 +159,13 @@ class HarborTask:
     def agent_time_of(self, step: StepTable | None) -> float | None:
         """The seconds that an agent has for a step, if the task says so."""
         return next((part.agent.timeout_sec for part in self.parts_of(step) if part.agent.timeout_sec), None)
+
+    def users_of(self, step: StepTable | None) -> tuple[str | int | None, str | int | None]:
+        """Who works in the policy's box, and who tests."""
+        parts = self.parts_of(step)
+        given = ([part.agent.user for part in parts], [part.verifier.user for part in parts])
+        agent, verifier = (next((user for user in users if user is not None), None) for users in given)
+        return agent, verifier
 
     def folders_of(self, step: StepTable | None) -> Sequence[Path]:
         """The directories with a step's files, the closer first."""
@@ -248,6 +257,8 @@ def _find_problems(task: HarborTask) -> Iterator[tuple[str, str]]:
         own = task.folders_of(step)[0]
         if not task.is_separate(step) and not any((tests / "test.sh").is_file() for tests in task.tests_of(step)):
             yield "verifier", f"{own.name}/tests/test.sh is missing, which writes /logs/verifier/reward.txt"
+        if (user := task.users_of(step)[0]) not in ROOT and not task.is_separate(step):
+            yield "agent.user", f"{user!r:.40}: {NOT_PROTECTED}"
         if (own / "trajectory.json").exists():
             yield "trajectory.json", "a conversation that came before cannot be continued"
         for base in dict.fromkeys((own, folder)):

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import random
 import socket
-import ssl
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from urllib.parse import urlsplit
 
 import anyio
@@ -22,6 +21,7 @@ import httpx2
 from anyio import to_thread
 
 from gateway.errors import ConfigError, Unavailable
+from gateway.sandbox.heartbeats import make_tls
 from mtrl_plugins.sandboxes.settings import SANDBOXES_VARIABLE, RemoteSettings
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ def find_remote_problem(remote: RemoteSettings) -> str | None:
     if not machines:
         return f"`remote` has no `url`, and {SANDBOXES_VARIABLE} is not set\n  remedy: write one of them"
     with (
-        httpx2.Client(timeout=CHECK_S, trust_env=False, verify=_make_tls()) as http,
+        httpx2.Client(timeout=CHECK_S, trust_env=False, verify=make_tls()) as http,
         ThreadPoolExecutor(min(CHECKED_AT_ONCE, len(machines))) as threads,
     ):
         problems = [problem for problem in threads.map(partial(_find_problem, http), machines) if problem]
@@ -271,13 +271,7 @@ def _find_problem(http: httpx2.Client, machine: Machine) -> str:
 
 def open_client() -> httpx2.AsyncClient:
     """A client for machines; whoever uses it sets deadlines."""
-    return httpx2.AsyncClient(timeout=None, trust_env=False, verify=_make_tls())
-
-
-@cache
-def _make_tls() -> ssl.SSLContext:
-    """One for all: each would read all certificates, for which the event loop is held."""
-    return httpx2.create_ssl_context(trust_env=False)
+    return httpx2.AsyncClient(timeout=None, trust_env=False, verify=make_tls())
 
 
 def describe_answer(answer: httpx2.Response) -> str:

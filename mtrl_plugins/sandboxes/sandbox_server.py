@@ -147,6 +147,9 @@ class SandboxServer:
         id = token_urlsafe(24)
         try:
             sandbox = await self.disconnects.run_until_disconnect(request.receive, lambda: self._start(id, body))
+            with anyio.move_on_after(0):  # Quick work is not watched.
+                if (await request.receive())["type"] == "http.disconnect":
+                    raise ClientDisconnected
         except ClientDisconnected:  # Nobody knows the id.
             await self._end(id)
             raise

@@ -1,4 +1,4 @@
-"""The command `translate`, and settings translated from configurations of verl and ms-swift."""
+"""The command `translate`, and settings translated from configurations of verl, ms-swift and TRL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def translate(
         bool, typer.Option("--table", help="Print all known keys of verl (or with `swift` ms-swift) as Markdown")
     ] = False,
 ) -> None:
-    """Translate a configuration of verl or ms-swift to a run file, and report how each key was translated."""
+    """Translate a configuration of verl, ms-swift or TRL to a run file, and report how each key was translated."""
     with report_errors():
         from mtrl_plugins.scripts.translate import format_report, format_run_file, format_table
 
@@ -87,13 +87,26 @@ def load_table(framework: str) -> KeyTable:
     return table
 
 
+def is_trl(file: Path) -> bool:
+    """Whether a file is a script in Python, or a YAML file for `trl grpo --config`."""
+    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        return file.suffix == ".py"
+    from gateway.config.reader import read_file
+
+    content = read_file(file)
+    return isinstance(content, dict) and bool(content.keys() & {"model_name_or_path", "num_generations"})
+
+
 def translate_command(words: list[str]) -> Translation:
-    """Translates a configuration of verl or ms-swift, whichever the words are for."""
+    """Translates a configuration of verl, ms-swift or TRL, whichever the words are for."""
     from mtrl_plugins.scripts.script_reader import is_swift
     from mtrl_plugins.scripts.translate import translate as translate_keys
 
     if words:
         refuse_run_file(Path(words[0]))
+    if len(words) == 1 and is_trl(Path(words[0])):
+        translation: Translation = load_name("mtrl_plugins.trl.read_trl_file:translate_trl_file")(Path(words[0]))
+        return translation
     framework, reader = ("swift", "read_script") if is_swift(words) else ("verl", "read_config")
     table = load_table(framework)
     return translate_keys(load_name(f"mtrl_plugins.{framework}.{reader}:read_command")(words), table)

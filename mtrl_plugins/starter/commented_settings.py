@@ -18,23 +18,18 @@ SCHEMA_LINE = "# yaml-language-server: $schema={schema}"
 """Editors complete and check a YAML file by the schema that this line names."""
 
 
-def format_commented(
-    settings: Mapping[str, Any], head: str, schema: str, sources: Mapping[str, str] | None = None
-) -> str:
-    """The settings as YAML. Each is explained; `sources` are the keys of another framework that some come from."""
+def format_commented(settings: Mapping[str, Any], head: str, schema: str) -> str:
+    """The settings as YAML, each explained."""
     lines = [SCHEMA_LINE.format(schema=schema), *_comment(head, "")]
     for name, value in settings.items():
-        lines += ["", *_format_setting(TrainSettings, name, value, "", sources or {})]
+        lines += ["", *_format_setting(TrainSettings, name, value, "")]
     return "\n".join(lines) + "\n"
 
 
-def _format_setting(
-    model: type[BaseModel], name: str, value: Any, above: str, sources: Mapping[str, str]
-) -> Iterator[str]:
+def _format_setting(model: type[BaseModel], name: str, value: Any, above: str) -> Iterator[str]:
     """A setting with what it means; a section has its settings below it."""
     setting, indent = f"{above}{name}", "  " * above.count(".")
-    source = f" (`{sources[setting]}`)" if setting in sources else ""
-    yield from _comment(describe_field(model, name) + source, indent)
+    yield from _comment(describe_field(model, name), indent)
     inner, is_table = _find_inner(model, name)
     if inner is None or not isinstance(value, Mapping) or not value:
         yield f"{indent}{name}: {format_flow_yaml(_to_plain(value))}"
@@ -42,11 +37,11 @@ def _format_setting(
     yield f"{indent}{name}:"
     for key, item in value.items():
         if not is_table:
-            yield from _format_setting(inner, key, item, f"{setting}.", sources)
+            yield from _format_setting(inner, key, item, f"{setting}.")
             continue
         yield f"{indent}  {key}:"
         for field, part in item.items():
-            yield from _format_setting(inner, field, part, f"{setting}.{key}.", sources)
+            yield from _format_setting(inner, field, part, f"{setting}.{key}.")
 
 
 def _find_inner(model: type[BaseModel], name: str) -> tuple[type[BaseModel] | None, bool]:

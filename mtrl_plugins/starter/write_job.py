@@ -55,20 +55,13 @@ HEAD = (
 )
 
 
-def write_job(
-    folder: Path,
-    model: str | None = None,
-    translated: Mapping[str, Any] | None = None,
-    sources: Mapping[str, str] | None = None,
-) -> Path:
-    """Writes a job into a new folder, and returns its run file.
-
-    `translated` are settings from another framework, which go before the starter's own; `sources` are their keys there.
-    """
+def write_job(folder: Path, model: str | None = None) -> Path:
+    """Writes a job into a new folder, and returns its run file."""
     _require_free(folder)
-    settings = make_settings(folder, model, translated or {})
+    named = None if model in (None, DEMO) else _find_model(model, folder)
+    settings = {"model": named or DEMO, **SHARED_SETTINGS, **(MODEL_SETTINGS if named else DEMO_SETTINGS)}
     head = HEAD.format(file=folder / RUN_FILE)
-    text = format_commented(settings, head, f"{SCHEMAS}/{RUN_SCHEMA.name}", sources)
+    text = format_commented(settings, head, f"{SCHEMAS}/{RUN_SCHEMA.name}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
@@ -80,19 +73,6 @@ def write_job(
         problem = f"cannot be made ({error.strerror})"
         raise ConfigError(problem, file=folder, remedy="name another folder") from error
     return folder / RUN_FILE
-
-
-def make_settings(folder: Path, model: str | None, translated: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the run file, in the order in which they are written."""
-    named = translated.get("model") if model is None else model if model == DEMO else _find_model(model, folder)
-    settings = {"model": named or DEMO, **SHARED_SETTINGS, **(MODEL_SETTINGS if named else DEMO_SETTINGS)}
-    if "data" in translated and "reward" not in translated:
-        settings["reward"] = {"components": {"answer": {"function": "answer"}}}  # Other rows, another reward.
-    if "data" in translated:
-        settings.pop("system", None)
-    if translated:
-        settings.pop("evaluation")
-    return settings | {name: value for name, value in translated.items() if name != "model"}
 
 
 def _find_model(model: str, folder: Path) -> str:

@@ -7,9 +7,8 @@ import { view as groupView } from "./group.js";
 import { view as rolloutView } from "./rollout.js";
 import { view as runView } from "./run.js";
 import { view as tableView } from "./table.js";
-import { view as toolsView } from "./tool_times.js";
 
-const VIEWS = { run: runView, rollouts: tableView, rollout: rolloutView, group: groupView, compare: compareView, tools: toolsView };
+const VIEWS = { run: runView, rollouts: tableView, rollout: rolloutView, group: groupView, compare: compareView };
 const main = $("#main");
 const state = { runs: [], leave: null, actions: {}, shown: 0, frame: null };
 /** The run of an address, by default the first; undefined if there is no such run. */
@@ -73,7 +72,6 @@ function drawBar(address, found) {
     el("nav", { "aria-label": "Views" },
       tab("Run", linkTo(run.name, "run"), address.view === "run"),
       tab("Rollouts", linkTo(run.name, "rollouts"), address.view === "rollouts"),
-      tab("Tools", linkTo(run.name, "tools"), address.view === "tools"),
       address.view === "compare" ? tab(`Steps ${address.item}`, location.hash, true) : null,
       address.view === "rollout" ? tab(`Rollout ${address.item}`, location.hash, true) : null,
       address.view === "group" ? tab(`Group ${address.item}`, location.hash, true) : null),
@@ -83,7 +81,7 @@ function drawBar(address, found) {
 }
 
 const KEY_HELP = [
-  ["g", "the run"], ["t", "the table of rollouts"], ["o", "tools"], ["w", "what changed since the step before"], ["/", "search"], ["j  k", "next, previous: row, or rollout"],
+  ["g", "the run"], ["t", "the table of rollouts"], ["w", "what changed since the step before"], ["/", "search"], ["j  k", "next, previous: row, or rollout"],
   ["Enter", "open the row"], ["[  ]", "previous, next sibling"], ["c", "siblings side by side"], ["n  p", "next, previous turn"],
   ["← →", "token by token, or step by step in a chart"], ["Enter", "in a chart: the step's rollouts"], ["⇧ ← →  Enter", "select steps in a chart, and zoom in"], ["1 – 6", "colour tokens by"], ["r", "unfold reasoning"],
   ["Esc", "back: selection, zoom, token, table"], ["?", "this help"],
@@ -110,7 +108,7 @@ function listen() {
     if (action && action(event) !== false) event.preventDefault();
   });
   const go = view => { location.hash = linkTo((findRun(parseAddress().run) ?? state.runs[0]).name, view); };
-  keys({ "?": showKeys, g: () => go("run"), t: () => go("rollouts"), o: () => go("tools") });
+  keys({ "?": showKeys, g: () => go("run"), t: () => go("rollouts") });
   addEventListener("hashchange", () => { takeToken(); show(); });
 }
 

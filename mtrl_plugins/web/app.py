@@ -8,7 +8,6 @@
 /v1/runs/RUN/rollouts?...         rows of the table of rollouts; see `search.py`
 /v1/runs/RUN/choices              values to filter by
 /v1/runs/RUN/steps?step=A-B       digests of steps: kinds, endings, outcomes, lengths; see `step_digest.py`
-/v1/runs/RUN/tools?step=A-B       tool calls by tool and step
 /v1/runs/RUN/rollouts/N           a rollout, token by token
 /v1/runs/RUN/group?name=GROUP     all rollouts of a group
 /v1/runs/RUN/blobs/SHA256         an image or other media
@@ -141,7 +140,6 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         parse_int("a rollout's number", request.path_params["place"])
     ),
     "/v1/runs/{run}/steps": lambda run, request, body: run.steps(*_span(request)),
-    "/v1/runs/{run}/tools": lambda run, request, body: run.tools(*_span(request)),
     "/v1/runs/{run}/group": lambda run, request, body: run.group(request.query_params.get("name", "")),
     "/v1/runs/{run}/blobs/{digest}": lambda run, request, body: run.blob(request.path_params["digest"]),
 }

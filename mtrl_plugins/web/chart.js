@@ -69,7 +69,7 @@ const SUPERSCRIPTS = { "-": "⁻", ...Object.fromEntries([..."⁰¹²³⁴⁵⁶
 const formatPower = value => `10${[...String(Math.round(Math.log10(value)))].map(sign => SUPERSCRIPTS[sign]).join("")}`;
 
 /** A chart's axes, crosshair, zoom and legend; `paint` draws its content. */
-function chartFrame(shared, title, unit, { range, scale, paint, legend, label, owners, opens, remove }) {
+function chartFrame(shared, title, unit, { range, scale, paint, legend, label, owners, remove }) {
   const plot = svg("svg", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, ${unit}: a step`, "aria-describedby": "chart-keys", "aria-valuenow": 0, height: HEIGHT });
   const legendList = el("ul", { class: "legend" });
   const when = el("span", { class: "when number" });
@@ -136,7 +136,7 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label, o
     dragStart = null;
     clearSelection();
     if (b - a > 8) zoom(clamp(map.step(a)), clamp(map.step(b)));
-    else shared.open?.(clamp(map.step(end)), nearestOwner(clamp(map.step(end)), event.clientY - plot.getBoundingClientRect().top), opens);
+    else shared.open?.(clamp(map.step(end)), nearestOwner(clamp(map.step(end)), event.clientY - plot.getBoundingClientRect().top));
   });
   plot.addEventListener("pointerleave", () => dragStart === null && shared.point(null));
   plot.addEventListener("keydown", event => {
@@ -146,7 +146,7 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label, o
       if (event.shiftKey) keyStart ??= clamp(from); else clearSelection();
       shared.point(to);
     } else if (keyStart !== null && event.key === "Enter") zoom(...keySelection());
-    else if (event.key === "Enter" && shared.at !== null) shared.open?.(shared.at, nearestOwner(shared.at, null), opens);
+    else if (event.key === "Enter" && shared.at !== null) shared.open?.(shared.at, nearestOwner(shared.at, null));
     else if (keyStart !== null && event.key === "Escape") { clearSelection(); self.point(); } else return;
     event.preventDefault();
   });
@@ -162,7 +162,7 @@ function legendItem(name, value, stroke, pattern, more) {
 }
 
 /** Curves: {name, points: [[step, value]], hue, dash, sparse}. */
-export function lineChart(shared, { title, unit, scale, opens, remove }) {
+export function lineChart(shared, { title, unit, scale, remove }) {
   let curves = [];
   const range = (first, last) => {
     if (scale === "share") return [0, 1];
@@ -185,7 +185,7 @@ export function lineChart(shared, { title, unit, scale, opens, remove }) {
     ];
   });
   const value = (curve, step) => (step === null ? curve.points.at(-1) : nearest(curve.points, step))?.[1];
-  const self = chartFrame(shared, title, unit, { range, scale, paint, opens, remove,
+  const self = chartFrame(shared, title, unit, { range, scale, paint, remove,
     legend: step => curves.map(curve => legendItem(curve.name, formatValue(scale, value(curve, step)), curve.hue, curve.dash)),
     owners: () => curves.map(curve => ({ owner: curve.owner, value: step => value(curve, step) })),
     label: step => curves.map(curve => `${curve.name} ${formatValue(scale, value(curve, step))}`).join(", ") });

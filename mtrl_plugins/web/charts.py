@@ -26,7 +26,7 @@ WEB_CHARTS = (
     _chart("Cached", "share of input tokens", "share", names=CACHED),
     _chart("Staleness", "versions behind", names=STALENESS),
     _chart("Speed", "tokens a second", names={"engine/tokens/written_per_s": "generated"}),
-    _chart("Tool latency", "p95, seconds", within="time/tools/", ending="/p95_s", opens="tools"),
+    _chart("Tool latency", "p95, seconds", within="time/tools/", ending="/p95_s"),
     _chart("Reward functions", "seconds to score a group", within="time/rewards/", ending="/mean_s"),
     _chart("Truncated and rejected", "share of rollouts", "share", names=REJECTED),
     _chart("Idle", "share of a step", "share", names={"idle/trainer": "trainer", "idle/engine": "engine"}),
@@ -53,7 +53,7 @@ WEB_CHARTS = (
 def list_charts() -> list[dict[str, Any]]:
     """The charts as JSON: `names` maps metrics to labels; `within` and `ending` are the beginning and the end of the
     names of metrics that depend on the run; `absent` is the value of those that a step lacks while it has others of
-    them; `opens` is the view of a step that a click opens, if not its rollouts."""
+    them."""
     names = {"reward/mean": "reward"}
     reward = _chart("Reward", "mean of a step", names=names, within="reward/", without=sorted(REWARD_STATISTICS))
     named = [_chart(title, unit, scale, names=dict(names)) for title, unit, scale, names in CHARTS]

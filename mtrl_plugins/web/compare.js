@@ -112,6 +112,6 @@ function toolTable(run, before, after) {
   if (!tools.length) return null;
   const side = digest => tool => tool ? [integer(tool.calls), seconds(tool.times.p50), tool.slowest === null ? "–" : el("a", { href: linkTo(run.name, "rollout", tool.slowest) }, seconds(tool.times.p95)), outcomes(tool)] : ["0", "–", "–", ""];
   return dataTable("Tool calls", ["Tool", ...[before, after].flatMap(({ step }) => [`step ${step}`, "p50", "p95", "outcomes"])], tools.map(name =>
-    [el("a", { href: linkTo(run.name, "tools", null, { tool: name }) }, name), ...side(before)(before.tools[name]), ...side(after)(after.tools[name])]));
+    [el("a", { href: linkTo(run.name, "rollouts", null, { tool: name }) }, name), ...side(before)(before.tools[name]), ...side(after)(after.tools[name])]));
 }
 const outcomes = tool => Object.entries(tool.outcomes).map(([name, times]) => `${integer(times)} ${name}`).join(", ");

@@ -7,7 +7,7 @@ export function parseAddress() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [run, view, ...rest] = path.split("/").map(decodeURIComponent);
   const item = rest.join("/");
-  const name = view === "rollouts" && item ? "rollout" : ["rollouts", "group", "compare", "tools"].includes(view) ? view : "run";
+  const name = view === "rollouts" && item ? "rollout" : ["rollouts", "group", "compare"].includes(view) ? view : "run";
   return { run: run || null, view: name, item, params: Object.fromEntries(new URLSearchParams(query)) };
 }
 export function linkTo(run, view, item, params) {
@@ -34,7 +34,6 @@ export const fetchGroup = (run, name) => fetchJson(runUrl(run, `/group?name=${en
 /** The digest of a step; undefined if it has no rollouts. */
 export const fetchSteps = async (run, step) => (await fetchJson(runUrl(run, `/steps?step=${step}`)))[0];
 /** Tool calls by tool and step. */
-export const fetchTools = (run, step) => fetchJson(runUrl(run, `/tools?step=${encodeURIComponent(step)}`));
 /** The URL of media by its sha256. */
 export async function mediaUrl(run, digest, mime) {
   const key = `${run}/${digest}`;

@@ -18,7 +18,7 @@ export async function view({ frame, runs }) {
     const places = shownOf().flatMap(history => [history.lines[0], history.lines.at(-1)].filter(Boolean).map(line => shared.axis.at(history, line)));
     return places.length ? [Math.min(...places), Math.max(...places, 1)] : [0, 1];
   };
-  shared.open = (at, owner, view = "rollouts") => { const run = owner ?? runs[0].name; location.hash = linkTo(run, view, null, { step: shared.axis.stepAt(run, at) }); };
+  shared.open = (at, owner) => { const run = owner ?? runs[0].name; location.hash = linkTo(run, "rollouts", null, { step: shared.axis.stepAt(run, at) }); };
   await Promise.all(histories.map(readMetrics));
 
   const parts = { server: el("div", { class: "server-error", role: "status" }), facts: el("div", { class: "facts-all" }), live: el("div", { class: "stack" }, histories.map(history => history.live.node)), alarms: el("div", { class: "stack", "aria-live": "polite" }), charts: el("div", { class: "charts" }), settings: el("div") };

@@ -20,7 +20,7 @@ from mtrl_plugins.web.rollout_index import RolloutIndex
 from mtrl_plugins.web.rollout_json import TokenTexts, rollout_to_json
 from mtrl_plugins.web.rollout_row import BLAME_OF_STOP
 from mtrl_plugins.web.search import MAX_INT, Query, Search
-from mtrl_plugins.web.step_digest import digest_steps, digest_tools
+from mtrl_plugins.web.step_digest import digest_steps
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import flatten_settings
 from trainer.storage.rollout_file import ROLLOUTS_FILE as ROLLOUTS
@@ -189,10 +189,6 @@ class ViewedRun:
     def steps(self, first: int = 0, last: int = MAX_INT) -> list[dict[str, Any]]:
         """Digests of a range of steps."""
         return digest_steps(self.index, first, last)
-
-    def tools(self, first: int = 0, last: int = MAX_INT) -> dict[str, Any]:
-        """Tool calls of a range of steps, by tool and step."""
-        return digest_tools(self.index, first, last)
 
     def rollout(self, place: int) -> dict[str, Any]:
         row = self._find_row(place)

@@ -113,17 +113,3 @@ def _spread(values: Iterable[float | None]) -> dict[str, Any] | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def digest_tools(index: RolloutIndex, first: int, last: int) -> dict[str, Any]:
-    """The calls of a range of steps by tool, and by step for each tool. Rollouts without a step count as step 0."""
-    steps_sql = "SELECT DISTINCT step FROM calls WHERE step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?"
-    steps = sorted(row["step"] for row in index.select(steps_sql, [first, last, MAX_STEPS]))
-    if not steps:
-        return {"first": None, "last": None, "tools": {}}
-    calls = index.select("SELECT * FROM calls WHERE step BETWEEN ? AND ?", [steps[0], last])
-    by_step = {step: _digest_calls(those) for step, those in sorted(_by_step(calls).items())}
-    tools = _digest_calls(calls)
-    for tool, digest in tools.items():
-        digest["steps"] = [{"step": step, **those[tool]} for step, those in by_step.items() if tool in those]
-    return {"first": steps[0], "last": steps[-1], "tools": tools}

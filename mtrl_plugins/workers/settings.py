@@ -32,7 +32,7 @@ class WorkerSettings(RunPart):
     key: ClassVar[str] = "rollout"
 
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Workers to start on this machine, or on the nodes of a cluster job; 0 plays rollouts in the training process."""
+    """Workers to start on this machine, of a cluster job that of rank 0; 0 plays rollouts in the training process."""
     listen: Annotated[str | None, AfterValidator(_validate_address)] = None
     """`host:port` for workers on other machines, which `mtrl-train worker --connect HOST:PORT` starts. Both sides need
     the same token in the environment variable MTRL_WORKER_TOKEN."""

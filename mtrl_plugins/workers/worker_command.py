@@ -44,7 +44,6 @@ def worker(
     import anyio
 
     with report_errors(stopped=lambda: "the run begins this worker's rollouts again elsewhere"):
-        from mtrl_plugins.workers.beat_file import take_beat_file
         from mtrl_plugins.workers.line_channel import Address
         from mtrl_plugins.workers.worker_process import TrainerLostError, WorkerOptions, run_worker, take_token
 
@@ -53,7 +52,7 @@ def worker(
         except ValueError as error:
             raise ConfigError(str(error), field="--connect", remedy="copy the address that the run prints") from None
         name = name or f"{socket.gethostname()}-{os.getpid()}"
-        options = WorkerOptions(address, name, take_token(), model, tools, wait, take_beat_file())
+        options = WorkerOptions(address, name, take_token(), model, tools, wait)
         try:
             anyio.run(run_worker, options, _tell)
         except TrainerLostError as error:
@@ -63,28 +62,6 @@ def worker(
             _restart(options)
 
 
-@app.command("node-workers", hidden=True)
-def node_workers(
-    connect: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where rank 0 listens.")],
-    workers: Annotated[int, typer.Option(metavar="K", min=1, help="Workers of the job, on all nodes together.")],
-    node: Annotated[int, typer.Option(metavar="I", min=0, help="The number of this node.")],
-    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Nodes of the job that have workers.")],
-    logs: Annotated[Path, typer.Option(metavar="DIR", help="The folder of their logs.")],
-    parent: Annotated[
-        int, typer.Option(metavar="PID", help="The process with which they end, which started this one.")
-    ],
-    silent: Annotated[float, typer.Option(metavar="SECONDS", help="How long one may show no sign of life.")] = 60.0,
-) -> None:
-    """Keep a node's share of the rollout workers running; used by rendered jobs."""
-    with report_errors():
-        from mtrl_plugins.cluster.node_workers import NodeWorkers, WorkerPlace, run_node_workers
-        from mtrl_plugins.workers.line_channel import Address
-        from mtrl_plugins.workers.worker_process import take_token
-
-        place = WorkerPlace(Address.parse(connect), take_token())
-        run_node_workers(NodeWorkers(place, workers, node, nodes, parent, silent, logs), _tell)
-
-
 def _tell(text: str) -> None:
     sys.stderr.write(f"mtrl-train: {text}\n")
     sys.stderr.flush()
@@ -92,7 +69,6 @@ def _tell(text: str) -> None:
 
 def _restart(options: WorkerOptions) -> None:
     """Replaces this process by a new worker, which has imported nothing of the user's tools yet."""
-    from mtrl_plugins.workers.beat_file import BEAT_VARIABLE
     from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 
     time.sleep(PAUSE_S)
@@ -100,5 +76,4 @@ def _restart(options: WorkerOptions) -> None:
     for option, value in (("--model", options.model), ("--tools", options.tools)):
         words += [option, str(value)] if value is not None else []
     environment = {**os.environ, TOKEN_VARIABLE: options.token}
-    environment |= {BEAT_VARIABLE: str(options.beat)} if options.beat else {}
     os.execve(sys.executable, [sys.executable, "-m", "trainer.cli", "worker", *words], environment)  # noqa: S606 - no shell

@@ -1,7 +1,6 @@
 """The rollout workers of a run: hands rollouts to the least busy one, and begins those of a lost one again.
 
-Those of this machine are started, restarted with growing delays, and ended with all that they started. A launcher such
-as Ray's, which starts some itself, names the address for them in this process's environment, and the token beside it.
+Those of this machine are started, restarted with growing delays, and ended with all that they started.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -53,66 +52,15 @@ class LateWorkersError(WorkersError):
     exit_code = 1
 
 
-class TakenPortError(WorkersError):
-    """Something else listens where the launcher's workers connect. With another start they choose another port."""
-
-    exit_code = 1
-
-
-PLACED_VARIABLE = "MTRL_PLACED_WORKERS"
-"""`HOST:PORT` for `rollout.workers` workers, if the launcher starts them."""
-
-
-@dataclass
-class PlacedWorkers:
-    """The workers of a run that its launcher starts."""
-
-    address: Address
-    count: int
-    links: dict[str, WorkerLink] = field(default_factory=dict)
-    """The latest connection of each."""
-    restarts: int = 0
-    """How often one connected again."""
-    failed: WorkerLink | None = None
-    """One that cannot play, as it said itself; one that was killed starts again."""
-
-    @property
-    def alive(self) -> int:
-        """Those that play."""
-        return sum(link.state == UP for link in self.links.values())
-
-    def add(self, link: WorkerLink) -> None:
-        """Counts a worker that has connected."""
-        self.restarts += link.name in self.links
-        self.links[link.name] = link
-
-    def remove(self, link: WorkerLink) -> None:
-        """Notes that a worker has ended."""
-        if link.problem and not link.has_ended_itself:
-            self.failed = link
-
-
-def find_placed_workers(settings: WorkerSettings) -> PlacedWorkers | None:
-    """The workers that the launcher starts; None if this process starts them."""
-    text = os.environ.get(PLACED_VARIABLE)
-    if text is None or not settings.workers:
-        return None
-    try:
-        return PlacedWorkers(Address.parse(text), settings.workers)
-    except ValueError as error:
-        raise ConfigError(str(error), field=PLACED_VARIABLE, remedy="remove it from the environment") from None
-
-
 def read_worker_token(settings: WorkerSettings) -> str:
     """The token for workers of other machines. Raises ConfigError if it is needed and missing, or short."""
-    placed = find_placed_workers(settings)
-    if settings.listen is None and placed is None:
+    if settings.listen is None:
         return ""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if len(token) < MIN_TOKEN_LENGTH:
         problem = f"needs a token of at least {MIN_TOKEN_LENGTH} characters in {TOKEN_VARIABLE}"
         remedy = f"export {TOKEN_VARIABLE}=$(openssl rand -hex 24) here and where the workers start"
-        raise ConfigError(problem, field=PLACED_VARIABLE if placed else "rollout.listen", remedy=remedy)
+        raise ConfigError(problem, field="rollout.listen", remedy=remedy)
     return token
 
 
@@ -210,8 +158,6 @@ class _Entrance:
     """What they must know."""
     owners: Mapping[str, LocalWorker]
     """Those that may connect, if they are of this machine."""
-    placed: PlacedWorkers | None = None
-    """Those that the launcher starts, if they connect here."""
     strangers: int = 0
     """Connections that have not proved yet that they know the token: others' are no reason to refuse our own."""
 
@@ -238,11 +184,11 @@ class WorkerPool:
         self.settings = settings
         self._is_last, self._is_over = is_last, False
         self._job, self._engine, self._log = job, engine, log
-        self._token, self._placed = read_worker_token(settings), find_placed_workers(settings)
+        self._token = read_worker_token(settings)
         self._local_token = secrets.token_urlsafe(24)
         self._locals = {
             name: LocalWorker(name, self._local_token, folder / f"{name}.log", self._on_local_end)
-            for name in map("worker-{}".format, range(0 if self._placed else settings.workers))
+            for name in map("worker-{}".format, range(settings.workers))
         }
         self._links: list[WorkerLink] = []
         self._changed = anyio.Event()
@@ -259,8 +205,7 @@ class WorkerPool:
     @property
     def restarts(self) -> int:
         """How often workers of this run were started again."""
-        placed = self._placed.restarts if self._placed else 0
-        return placed + sum(worker.restarts for worker in self._locals.values())
+        return sum(worker.restarts for worker in self._locals.values())
 
     def wrap(self, runner: RolloutRunner) -> RolloutRunner:
         """A runner like this one, whose rollouts workers play."""
@@ -269,7 +214,6 @@ class WorkerPool:
     def describe(self) -> str:
         """The state of the workers in words."""
         own = sum(worker.link is not None and worker.link.state == UP for worker in self._locals.values())
-        own += self._placed.alive if self._placed else 0
         text = f"{own} of {self.settings.workers} up" if self.settings.workers else ""
         text += f"{', ' * bool(text)}{self.alive - own} on other machines" if self.settings.listen else ""
         return text + (f", {self.restarts} restarts" if self.restarts else "")
@@ -348,24 +292,18 @@ class WorkerPool:
             own = await self._serve_on("127.0.0.1", 0, _Entrance(self._local_token, self._locals))
             for worker in self._locals.values():
                 self._tasks.start_soon(worker.keep_running, own)
-        if self._placed is not None:
-            place = self._placed.address
-            try:
-                await self._serve_on(place.host, place.port, _Entrance(self._token, {}, self._placed), PLACED_VARIABLE)
-            except ConfigError as error:
-                raise TakenPortError(f"the launcher's place for rollout workers, {place}, {error.problem}") from error
         if self.settings.listen is not None:
             given = Address.parse(self.settings.listen)
             self.address = await self._serve_on(given.host, given.port, _Entrance(self._token, {}))
             self._log(f"workers of other machines connect to {self.address.for_others}")
 
-    async def _serve_on(self, host: str, port: int, entrance: _Entrance, field: str = "rollout.listen") -> Address:
+    async def _serve_on(self, host: str, port: int, entrance: _Entrance) -> Address:
         """Accepts workers that know the token."""
         try:
             listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
         except OSError as error:
             remedy = "name an address of this machine and a free port"
-            raise ConfigError(f"cannot be listened on ({error})", field=field, remedy=remedy) from error
+            raise ConfigError(f"cannot be listened on ({error})", field="rollout.listen", remedy=remedy) from error
         self._tasks.start_soon(_serve_listener, listener, partial(self._accept, entrance))
         return Address(host, listener.extra(SocketAttribute.local_port))  # noqa: S610 - no database
 
@@ -379,8 +317,6 @@ class WorkerPool:
             link = WorkerLink(channel, name, self._engine, self._job, self._notify)
             if owner is not None:
                 owner.link = link
-            if entrance.placed is not None:
-                entrance.placed.add(link)
             await self._serve_link(link, entrance)
         except ChannelError as error:
             log.warning("a connection for rollout workers was refused: %s", error)
@@ -408,12 +344,9 @@ class WorkerPool:
             await link.serve(self.settings.wait_s)
         finally:
             self._links.remove(link)
-            if entrance.placed is not None:
-                entrance.placed.remove(link)
             self._notify()
         if not entrance.owners and link.problem != OVER:
-            where = "is" if entrance.placed else "of another machine is"
-            self._log(f"the rollout worker {link.name} {where} lost: {link.problem}")
+            self._log(f"the rollout worker {link.name} of another machine is lost: {link.problem}")
 
     def _on_local_end(self, worker: LocalWorker) -> None:
         problem = worker.problem
@@ -425,30 +358,19 @@ class WorkerPool:
         changed.set()
 
     async def _wait_for_first(self) -> None:
-        """Waits until all workers that this run or its launcher starts are up, or else one of another machine."""
+        """Waits until all workers that this run starts are up, or else one of another machine."""
         with anyio.move_on_after(self.settings.wait_s):
             while self.alive < max(1, self.settings.workers):
-                if failed := next(self._find_failed(), None):
+                if failed := next((worker for worker in self._locals.values() if worker.problem), None):
                     raise WorkersError(f"the rollout worker {failed.name} cannot start: {failed.problem}")
                 await self._changed.wait()
             return
         waited = f"within {self.settings.wait_s:g} s"
-        if self._placed is not None and self.alive:
-            self._log(f"{self.describe()} {waited}; the others play once they have connected")
-            return
-        if self._placed is not None:
-            raise LateWorkersError(f"no rollout worker connected to {self._placed.address} {waited}; see their logs")
         if self.address is not None and not self._locals:
             remedy = f"start `mtrl-train worker --connect {self.address.for_others}` there, or raise `rollout.wait_s`"
             raise LateWorkersError(f"no rollout worker connected {waited}\n  remedy: {remedy}")
         logs = ", ".join(str(worker.log_file) for worker in self._locals.values())
         raise LateWorkersError(f"{self.alive} of {len(self._locals)} rollout workers were up {waited}; see {logs}")
-
-    def _find_failed(self) -> Iterator[LocalWorker | WorkerLink]:
-        """Workers that cannot start."""
-        yield from (worker for worker in self._locals.values() if worker.problem)
-        if self._placed is not None and self._placed.failed is not None:
-            yield self._placed.failed
 
     async def _end_all(self) -> None:
         """Ends all workers, and what serves them. Workers of other machines are only disconnected if the run is not

@@ -154,8 +154,6 @@ class WorkerOptions:
     """The tools of this machine, if they are other ones."""
     wait_s: float = 0.0
     """How long the training process may be away."""
-    beat: Path | None = None
-    """The file that the process which restarts this one looks at; it is there while rollouts can be played."""
 
 
 def take_token() -> str:
@@ -278,8 +276,6 @@ class Worker:
                 gc.freeze()  # What lives as long as the process is not looked through again and again.
                 self.channel.send({"t": "ready"})
                 while True:
-                    if options.beat is not None:
-                        options.beat.touch()
                     await anyio.sleep(EVENTS_S)
                     self.events.send_to(self.channel)
         except Exception as error:
@@ -287,9 +283,6 @@ class Worker:
             self.channel.send({"t": "failed", "error": str(cause) if isinstance(cause, EXPECTED) else repr(cause)})
             await self.channel.flush()
             raise
-        finally:
-            if options.beat is not None:
-                options.beat.unlink(missing_ok=True)
 
     async def receive_all(self, everything: anyio.CancelScope) -> None:
         """Handles messages until the training process ends, or says that it is over."""

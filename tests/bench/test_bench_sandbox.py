@@ -13,6 +13,7 @@ from tempfile import gettempdir
 import anyio
 import pytest
 
+from bench import sandbox
 from bench.sandbox import MANY, SMALL, Run, list_promises, measure_at_once
 from gateway.errors import Unavailable
 
@@ -34,18 +35,18 @@ def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(
         (row["count"], row["lost"]) == (SMALL.at_once, 0) and row["memory_mb"] > 1 for row in results["many"].values()
     )
     kind = subprocess.run(["stat", "--file-system", "--format=%T", gettempdir()], capture_output=True, text=True)
-    is_disk = kind.stdout.strip() not in (
-        "tmpfs",
-        "ramfs",
-    )  # A bare process writes wherever the machine has its folder.
+    is_disk = kind.stdout.strip() not in ("tmpfs", "ramfs")  # A bare process writes wherever the folder is.
     assert [row["disk_mb"] >= 1 for row in results["many"].values()] == [is_disk, False, False]
     assert len(results["promises"]) == 3
     assert "| sandboxes with a root under an overlay |" in (tmp_path / "sandbox.md").read_text()
 
 
 @pytest.mark.anyio
-async def test_boxes_that_do_not_start_or_do_not_answer_are_counted_and_the_promise_is_missed() -> None:
-    ways = iter(("raises", "silent", "here\n"))
+async def test_boxes_that_do_not_start_or_do_not_answer_are_counted_and_the_promise_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sandbox, "ANSWER_S", 0.5)
+    ways = iter(("raises", "silent", "hangs", "here\n"))
 
     @asynccontextmanager
     async def start() -> AsyncIterator[Run]:
@@ -53,12 +54,14 @@ async def test_boxes_that_do_not_start_or_do_not_answer_are_counted_and_the_prom
             raise Unavailable("no room")
 
         async def run() -> str:
+            if way == "hangs":
+                await anyio.sleep_forever()
             return way
 
         yield run
 
     with anyio.fail_after(30):
-        row = await measure_at_once(3, start)
-    assert (row["count"], row["lost"]) == (3, 2)
+        row = await measure_at_once(4, start)
+    assert (row["count"], row["lost"]) == (4, 3)
     results = {"commands": {"above_ms": 1.0}, "calls": {"sandbox_ms": 1.0}, "many": dict.fromkeys(MANY, row)}
     assert [kept for _, _, kept in list_promises(results)] == [True, True, False]

@@ -126,11 +126,6 @@ def _show_calls(page: Page, url: str) -> None:
     page.sees("division by zero")
 
 
-def _show_sessions(page: Page, url: str) -> None:
-    page.open(f"{url}/ui#/sessions")
-    page.sees("train-812")
-
-
 GATEWAY = Stage(
     _serve,
     (
@@ -140,7 +135,6 @@ GATEWAY = Stage(
         View("gateway-server", _show_server, in_docs=True),
         View("gateway-server-down", _show_down_server),
         View("gateway-calls", _show_calls),
-        View("gateway-sessions", _show_sessions),
         View("gateway-narrow", _show_tool_result, size=NARROW),
         View("gateway-server-narrow", _show_server, size=NARROW),
         View("gateway-tools-narrow", _show_tools, size=NARROW),

@@ -124,11 +124,6 @@ def _compare(page: Page, url: str) -> None:
     page.until("document.querySelector('.causes li')")
 
 
-def _tools(page: Page, url: str) -> None:
-    page.open(f"{url}#/cities/tools")
-    page.until("document.querySelectorAll('.data tbody tr').length > 10")
-
-
 def _values(page: Page, url: str) -> None:
     page.open(url)
     page.until("document.querySelectorAll('.chart path').length > 12")
@@ -156,14 +151,12 @@ RUNS = Stage(
         View("rollout-image", _image),
         View("siblings", _siblings),
         View("compare", _compare),
-        View("tools", _tools),
         View("values", _values),
         View("rollout-narrow", _rollout, size=NARROW),
         View("run-narrow", _run, size=NARROW),
         View("rollouts-narrow", _table, size=NARROW),
         View("siblings-narrow", _siblings, size=NARROW),
         View("compare-narrow", _compare, size=NARROW),
-        View("tools-narrow", _tools, size=NARROW),
     ),
 )
 STARTING_RUN = Stage(
@@ -171,7 +164,6 @@ STARTING_RUN = Stage(
     (
         View("starting-run", _seen("#/", "No metrics yet")),
         View("starting-rollouts", _seen("#/new/rollouts", "No rollout has ended yet")),
-        View("starting-tools", _seen("#/new/tools", "No tool has been called yet")),
     ),
 )
 ODD_RUNS = Stage(
@@ -180,7 +172,6 @@ ODD_RUNS = Stage(
         View("killed-run", _seen("#/", "No sign of life")),
         View("single-rollout", _seen("#/single/rollouts/0", "it is gone")),
         View("single-sibling", _seen("#/single/group/1-0-0", "No token of this group was pushed")),
-        View("single-tools", _seen("#/single/tools", "No tool has been called yet")),
         View("single-compare", _seen("#/single/compare/0-1", "No rollout of step 0")),
         View("unknown-run", _seen("#/elsewhere", "There is no run elsewhere here")),
     ),

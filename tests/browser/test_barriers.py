@@ -58,7 +58,7 @@ def test_view_of_the_gateway_has_no_barrier(page: Page, gateway_url: str, view: 
 
 
 def test_dialog_of_keys_has_no_barrier_and_returns_the_focus(page: Page, runs_url: str) -> None:
-    page.open(f"{runs_url}#/cities/tools")
+    page.open(f"{runs_url}#/cities/compare/6-7")
     page.until("document.querySelectorAll('.data tbody tr').length > 10")
     page.js("document.querySelector('button[aria-label=Keys]').focus()")
     page.press("Enter")
@@ -69,7 +69,7 @@ def test_dialog_of_keys_has_no_barrier_and_returns_the_focus(page: Page, runs_ur
 
 
 def test_a_barrier_is_found(page: Page, runs_url: str) -> None:
-    page.open(f"{runs_url}#/cities/tools")
+    page.open(f"{runs_url}#/cities/compare/6-7")
     page.until("document.querySelectorAll('.data tbody tr').length > 10")
     page.js("document.querySelector('main').append(document.createElement('button'))")
     assert [barrier.split()[0] for barrier in find_barriers(page)] == ["button-name"]

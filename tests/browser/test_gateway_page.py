@@ -109,7 +109,7 @@ def test_calls_view_shows_running_and_finished_calls(page: Page, server: LiveSer
     caller.join(20)
 
 
-@pytest.mark.parametrize("view", ["#/", "#/tools/hostile", "#/calls", "#/sessions"])
+@pytest.mark.parametrize("view", ["#/", "#/tools/hostile", "#/calls"])
 def test_hostile_text_is_shown_but_never_executed(page: Page, server: LiveServer, view: str) -> None:
     make_calls(server, ("hostile", {"text": HOSTILE}), (HOSTILE, {}), task=HOSTILE)
     page.open(f"{server.url}/ui{view}")
@@ -119,7 +119,7 @@ def test_hostile_text_is_shown_but_never_executed(page: Page, server: LiveServer
         page.click("button", "Call")
         page.sees(HOSTILE, ".result pre")
         assert HOSTILE in page.text(".description")
-    if view in ("#/calls", "#/sessions"):
+    if view == "#/calls":
         page.sees("onerror")
     assert page.js("document.title").endswith("mtrl gateway")
     assert page.count("main script, main img[src=x], [onerror]") == 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -22,14 +20,9 @@ def server() -> Iterator[LiveServer]:
         yield served
 
 
-def open_sessions(server: LiveServer) -> int:
-    with urllib.request.urlopen(f"{server.url}/v1/live/sessions", timeout=PATIENCE_S) as answer:
-        return len(json.load(answer)["data"])
-
-
 def wait_for_no_session(server: LiveServer, within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
-    while open_sessions(server):
+    while server.gateway.sessions:
         assert time.monotonic() < deadline, "a session is still open"
 
 
@@ -77,6 +70,6 @@ def test_kept_session_serves_further_calls_and_closes_when_the_tool_is_left(
         page.sees(word, ".result")
     page.sees("first", ".result")
     page.sees("It is open until you leave.")
-    assert open_sessions(server) == 1
+    assert len(server.gateway.sessions) == 1
     page.js(f"void ({leave})")
     wait_for_no_session(server)

@@ -1,4 +1,4 @@
-"""Tests the views of steps, tools and siblings in a browser: links, keys, sums, and names that are hostile."""
+"""Tests the views of steps and siblings in a browser: links, keys, sums, and names that are hostile."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_keys_alone_lead_from_a_curve_to_the_cause_and_to_a_rollout(page: Page, 
 
 @pytest.mark.parametrize(
     ("view", "last"),
-    [("rollouts?step=7", ".summary a"), ("rollouts/40", ".view"), ("tools", ".view"), ("group/11-0-2", ".view")],
+    [("rollouts?step=7", ".summary a"), ("rollouts/40", ".view"), ("group/11-0-2", ".view")],
 )
 def test_tab_reaches_everything_that_can_be_used(page: Page, url: str, view: str, last: str) -> None:
     """`last` is what comes into the view last."""
@@ -132,18 +132,6 @@ def test_click_or_enter_on_a_curve_opens_the_rollouts_of_its_step(page: Page, ur
     page.until("location.hash === `#/over/rollouts?${window.shown.replace(' ', '=')}`")
 
 
-def test_curve_of_tool_latency_opens_the_tools_of_its_step(page: Page, url: str) -> None:
-    page.open(f"{url}#/over")
-    page.until("document.querySelectorAll('.chart path').length > 12")
-    page.js("document.querySelector('.plot[aria-label^=\"Tool latency\"]').focus()")
-    for _ in range(4):
-        page.press("ArrowRight")
-    page.until("/draw_bars 0[.]3/.test(document.activeElement.ariaValueText)")
-    page.press("Enter")
-    page.until("location.hash === '#/over/tools?step=3'")
-    page.sees("the calls of step 3 to 3")
-
-
 def test_siblings_are_seen_as_a_heat_map_and_by_their_most_pushed_tokens(page: Page, url: str) -> None:
     page.open(f"{url}#/over/group/11-0-2?heat=logprob")
     page.until("document.querySelectorAll('.heat-grid tbody tr').length === 4")
@@ -160,7 +148,7 @@ def test_siblings_are_seen_as_a_heat_map_and_by_their_most_pushed_tokens(page: P
 
 
 def test_hostile_names_stay_text_in_the_new_views(page: Page, url: str) -> None:
-    for view, times in (("compare/1-2", 3), ("tools", 1), (f"tools?tool={quote(HOSTILE)}", 2)):
+    for view, times in (("compare/1-2", 3), (f"rollouts?tool={quote(HOSTILE)}", 1)):
         page.open("about:blank#")
         page.open(f"{url}#/hostile/{view}")
         page.until(f"document.querySelector('main').innerText.split('<script>').length > {times}")

@@ -13,7 +13,6 @@ from trainer.train.settings import TrainSettings
 
 JOBS = Path(__file__).parents[2] / "mtrl_plugins" / "demo" / "jobs"
 SUBCOMMANDS = (
-    "check",
     "rollout",
     "render",
     "translate",

@@ -74,20 +74,11 @@ async def test_call_stream_lists_a_running_call_until_it_ends(
             assert [item["tool"] for item in line["running"]] == ["hang"] and line["running"][0][
                 "session"
             ] == session_digest(id)
-            state = (await client("GET", "/v1/live/sessions")).json()["data"]
-            assert ["hang"] in [item["running"] for item in state]
-            await client("DELETE", f"/v1/live/sessions/{session_digest(id)}")
+            await client("DELETE", f"/v1/sessions/{id}")
             async for line in lines:
                 if line.get("running") == []:
                     break
         tasks.cancel_scope.cancel()
-
-
-async def test_live_session_is_closed_by_its_digest(client: ApiClient, server: LiveServer) -> None:
-    id = await client.begin()
-    closed = await client("DELETE", f"/v1/live/sessions/{session_digest(id)}")
-    assert closed.status_code == 200 and id not in server.gateway.sessions
-    assert (await client("DELETE", f"/v1/live/sessions/{session_digest(id)}")).status_code == 404
 
 
 def make_observed_call(text: str = "x", arguments: str = "{}") -> ObservedCall:

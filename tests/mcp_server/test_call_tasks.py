@@ -94,9 +94,8 @@ async def test_task_is_polled_to_its_result(write: Write, transport: str) -> Non
         assert (await client.on_task("get", task["taskId"]))["status"] == "completed"
 
 
-@each_transport
-async def test_questions_of_a_task_are_answered_one_by_one(write: Write, transport: str) -> None:
-    async with connect(write, transport) as client:
+async def test_questions_of_a_task_are_answered_one_by_one(write: Write) -> None:
+    async with connect(write, "http") as client:
         task_id = (await client.call("multi_input"))["taskId"]
         asking = await client.poll(task_id, "input_required")
         assert {key: request["method"] for key, request in asking["inputRequests"].items()} == {
@@ -109,9 +108,8 @@ async def test_questions_of_a_task_are_answered_one_by_one(write: Write, transpo
         assert (await client.poll(task_id, "completed"))["result"]["content"][0]["text"] == "2 answers."
 
 
-@each_transport
-async def test_cancelled_task_stays_cancelled(write: Write, transport: str) -> None:
-    async with connect(write, transport) as client:
+async def test_cancelled_task_stays_cancelled(write: Write) -> None:
+    async with connect(write, "http") as client:
         task_id = (await client.call("slow_compute", {"seconds": 60}))["taskId"]
         await client.on_task("cancel", task_id)
         task = await client.on_task("get", task_id)

@@ -1,4 +1,4 @@
-"""Runs in a network namespace with loopback alone, in Ray's Python: a small cluster with ranks, servers and workers.
+"""Runs in a network namespace with loopback alone, in Ray's Python: a small cluster with ranks and servers.
 
 Writes a JSON line about each part to shown.jsonl. Ray dials the machine's own address and a public resolver wherever it
 can.
@@ -55,29 +55,6 @@ class Health(BaseHTTPRequestHandler):
         self.end_headers()
 HTTPServer(("0.0.0.0", int(sys.argv[sys.argv.index("--port") + 1])), Health).serve_forever()
 """
-WORKER = """
-import json, os, sys, time
-name = sys.argv[sys.argv.index("--name") + 1]
-with open(f"{name}.jsonl", "a") as log:
-    token, beat = os.environ["MTRL_WORKER_TOKEN"], os.environ["MTRL_BEAT_FILE"]
-    log.write(json.dumps([sys.argv[1:], token, os.getpid(), beat]) + "\\n")
-if len(open(f"{name}.jsonl").readlines()) == 1:
-    if name == "worker-1":
-        os.kill(os.getppid(), 9)
-    open(os.environ["MTRL_BEAT_FILE"], "w").close()
-    os.kill(os.getpid(), 19)  # SIGSTOP
-time.sleep(300)
-"""
-LEADER = """
-import json, os, sys, time
-deadline = time.monotonic() + 100
-def count(name):
-    return len(open(name).readlines()) if os.path.exists(name) else 0
-while min(count(f"worker-{index}.jsonl") for index in range(2)) < 2 and time.monotonic() < deadline:
-    time.sleep(0.05)
-with open("leader.jsonl", "a") as log:
-    log.write(json.dumps([os.environ["MTRL_PLACED_WORKERS"], os.environ["MTRL_WORKER_TOKEN"], sys.argv]) + "\\n")
-"""
 
 
 def main(folder: Path) -> None:
@@ -111,16 +88,6 @@ def main(folder: Path) -> None:
     ray.get(rank_0.free_port.remote())
     ray.kill(rank_0)
     show("lost leader", ray_launcher._ask_rank_0(ray, rank_0))
-    Path("worker.py").write_text(WORKER)
-    Path("leader.py").write_text(LEADER)
-    workers = {"workers": 2, "worker_command": (PYTHON, "worker.py"), "gpus": False, "silent_s": 2.0}
-    show("placed", run_on_ray(ray, RayJob((PYTHON, "leader.py"), 1, folder, logs, **workers), notes.append))
-    placed = [read_lines(f"worker-{index}") for index in range(2)]
-    show("workers", placed)
-    show("leader", read_lines("leader"))
-    show("workers left", [pid for starts in placed for _, _, pid, _ in starts if is_alive(pid)])
-    folders = [Path(beat).parent for starts in placed for *_, beat in starts]
-    show("beats left", [str(folder) for folder in folders if stays(folder.exists)])
     show("notes", notes)
     ray_launcher.PLACE_S = 2.0
     try:

@@ -1,4 +1,4 @@
-"""Ranks, servers and rollout workers on a real Ray, in a network namespace with loopback alone: `make test-ray`.
+"""Ranks and servers on a real Ray, in a network namespace with loopback alone: `make test-ray`.
 
 Most of it has stand-ins; at last, two real ranks train a small job, whose rollouts two real workers play.
 """
@@ -96,22 +96,6 @@ def test_job_that_has_no_room_is_refused_with_what_the_cluster_has(shown: dict[s
         "it asks for 0 GPU, 50 CPU; the cluster has 0 GPU, 4 CPU" in shown["no room"] and "remedy" in shown["no room"]
     )
     assert shown["free"] == 4.0, "nothing stays reserved"
-
-
-def test_workers_get_rank_0s_address_and_a_token_that_no_command_line_has(shown: dict[str, Any]) -> None:
-    assert shown["placed"] == 0
-    ((address, token, leader),) = shown["leader"]
-    assert address.startswith("127.0.0.1:") and len(token) >= 16
-    for index, starts in enumerate(shown["workers"]):
-        for words, its_token, *_ in starts:
-            assert words[:4] == ["--connect", address, "--name", f"worker-{index}"] and its_token == token
-            assert token not in [*words, *leader]
-
-
-def test_worker_that_hangs_or_loses_its_actor_starts_again_and_ends_with_the_job(shown: dict[str, Any]) -> None:
-    assert [len(starts) for starts in shown["workers"]] == [2, 2]
-    assert "the actor of the rollout worker worker-1 was lost" in "\n".join(shown["notes"])
-    assert shown["workers left"] == shown["beats left"] == []
 
 
 def test_ranks_on_ray_train_a_job_together(shown: dict[str, Any]) -> None:

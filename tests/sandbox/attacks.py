@@ -41,6 +41,7 @@ def _writes(path: str) -> str:
 NO_FAMILY, NOT_THERE, DENIED, READ_ONLY = "Address family not supported", "FileNotFound", "Permission", "Read-only file"
 NOT_PERMITTED = "Operation not permitted"
 FULL = "No space left on device"
+NO_CALL = "Function not implemented"
 MASKED = "raise OSError('is masked')"
 FILL = "for n in range(6):\n  with open(f'{folder}/fill{{n}}', 'wb') as f: f.write(bytes(2**22))\nprint('SUCCEEDED')"
 
@@ -252,6 +253,11 @@ MEMORY_AND_PROCESSES = {
         "can't start new thread",
     ),
 }
+UNCOUNTED = {
+    "keeps memory in a file without a name": Attack("import os; os.memfd_create('a'); print('SUCCEEDED')", NO_CALL),
+    "keeps memory in a segment": Attack(LIBC + "result = libc.shmget(0, 4096, 0o1600)" + CHECK, NO_CALL),
+}
+"""What takes memory that no process has, where there are no control groups, which count it."""
 TIME = {
     "runs without end": Attack("while True: pass", "time limit", False),
     "ignores being interrupted": Attack(

@@ -17,7 +17,7 @@ from gateway.sandbox import cgroups, sandboxed_command
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.toolset import Session
 from gateway.types import Outcome, ToolCall, ToolResult
-from tests.sandbox.attacks import ATTACKS, MEMORY_AND_PROCESSES, TIME, Attack
+from tests.sandbox.attacks import ATTACKS, MEMORY_AND_PROCESSES, TIME, UNCOUNTED, Attack
 from tests.sandbox.conftest import SMALL, open_session
 from tests.sandbox.roots import make_root
 from tests.waiting import PATIENCE_S
@@ -78,11 +78,11 @@ async def test_attack_fails_with_its_reason(name: str, attacker: Session, target
     await assert_fails(attacker, ATTACKS[name], targets, SHORT_S if name in TIME else CALL_S)
 
 
-@pytest.mark.parametrize("name", MEMORY_AND_PROCESSES)
+@pytest.mark.parametrize("name", [*MEMORY_AND_PROCESSES, *UNCOUNTED, "fills shared memory"])
 async def test_attack_fails_where_there_are_no_control_groups(
     name: str, attacker_without_groups: Session, targets: Mapping[str, Any]
 ) -> None:
-    await assert_fails(attacker_without_groups, ATTACKS[name], targets)
+    await assert_fails(attacker_without_groups, (ATTACKS | UNCOUNTED)[name], targets)
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKS.keys() - OWN_SYSTEM))

@@ -6,7 +6,7 @@ import io
 import json
 import site
 import tarfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from gateway.sandbox import grade_files, grader
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.grade_settings import GradeSettings
 from gateway.sandbox.grader import FILES_S, TRIES, Grade, Grader, NoGrade, parse_reward
-from gateway.sandbox.provider import BubblewrapProvider, FrozenFiles, LocalSandbox
+from gateway.sandbox.provider import BubblewrapProvider, Completed, FrozenFiles, LocalSandbox
 from gateway.sandbox.root_interpreter import LOADED_PYTHON
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_statistics import STATISTICS
@@ -295,6 +295,23 @@ async def test_rollout_whose_last_call_was_late_is_graded_by_its_own_files(
             late = await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
         assert "did not answer in time" in late.text, late
         assert await session.finish() == {"grade": 1.0}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_grader_whose_box_is_ended_tries_once_more_as_nobody_knows_who_ended_it(
+    times: int, root: str, tests: Path, provider: BubblewrapProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, left = LocalSandbox.run, [times]
+
+    async def end(self: LocalSandbox, command: Sequence[str], *words: Any, **options: Any) -> Completed:
+        if command[-1] == "/tests/test.sh" and left[0]:
+            left[0] -= 1
+            raise SandboxEnded("its processes ended it")
+        return await run(self, command, *words, **options)
+
+    monkeypatch.setattr(LocalSandbox, "run", end)
+    grade = await play(provider, make_settings(root), make_grade(tests), f"echo {EXPECTED} > /app/answer")
+    assert (grade.reward, grade.problem) == ((1.0, "") if times == 1 else (0.0, "ended: its processes ended it"))
 
 
 async def test_stopped_sandbox_has_no_files_to_freeze(root: str, provider: BubblewrapProvider) -> None:

@@ -245,6 +245,28 @@ def make_preloading_layer() -> bytes:
     return make_layer([("etc/ld.so.preload", b"/lib/hostile.so\n"), ("lib/hostile.so", library)])
 
 
+def test_entrypoint_of_an_image_is_told_and_what_it_keeps_from_others_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def member(name: str, mode: int, kind: bytes = tarfile.REGTYPE, user: int = 0) -> tarfile.TarInfo:
+        header = tarfile.TarInfo(name)
+        header.mode, header.type, header.uid, header.gid = mode, kind, user, 50
+        return header
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    shell = ("bin/sh", (make_tree(tmp_path / "tree") / "bin/busybox").read_bytes())
+    first = [member("root", 0o700, tarfile.DIRTYPE), member("key", 0o640), member("opened", 0o600), member("gone", 0)]
+    second = [member("opened", 0o644), member(".wh.gone", 0o644), member("own", 0o600, user=7)]
+    archive = save(
+        tmp_path / "image.tar", [make_layer([shell, *first]), make_layer(second)],
+        config={"Entrypoint": ["/start.sh", "now"]},
+    )  # fmt: skip
+    root, told = add_root("served", archive)
+    assert told == "its entrypoint is not run: /start.sh now"
+    assert root.image["closed"] == {"/root": [0, -1], "/key": [0, 50], "/gone": [0, -1], "/own": [7, -1]}
+    assert not (root.files / "gone").exists()
+
+
 async def test_libraries_that_an_image_preloads_are_loaded_into_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: BubblewrapProvider
 ) -> None:

@@ -17,7 +17,6 @@ from tests.seeds.conftest import Lay
 from tests.seeds.seed_rollouts import feedback_texts, load_tasks, open_runners
 from trainer.data import load_rows
 from trainer.rollout.rollout import StopReason
-from trainer.rollout.settings import TemplateSettings
 from trainer.train.settings import TrainSettings
 
 NEEDED = ("actor_rollout_ref.model.path=models/any", "data.train_files=rows.jsonl", "trainer.total_training_steps=3")
@@ -102,13 +101,6 @@ def test_training_command_becomes_run_file(goes_on: str, lay: Lay) -> None:
     assert found.limits.assistant_turns == 6 and found.engine == "auto"
 
 
-def test_multi_turn_is_enabled_by_one_key() -> None:
-    assert settings("actor_rollout_ref.rollout.multi_turn=True", "actor_rollout_ref.rollout.name=sglang") == settings(
-        "actor_rollout_ref.rollout.multi_turn.enable=True"
-    )
-    assert settings("actor_rollout_ref.rollout.name=sglang").limits.assistant_turns == 1
-
-
 BASIC = """
 actor_rollout_ref:
     rollout:
@@ -147,20 +139,6 @@ async def test_tool_and_interaction_files_have_the_documented_keys(lay: Lay) -> 
     assert "reward=1.0" in str(rollout.ledger.messages[2]["content"])
     assert feedback_texts(rollout) == ["Your response is correct!"]
     assert rollout.rewards["end"] == 1.0
-
-
-@pytest.mark.parametrize("mode", ["disable", "ignore_strippable", "strict"])
-def test_sanity_check_has_the_documented_modes(mode: str, lay: Lay) -> None:
-    text = f'actor_rollout_ref: {{rollout: {{multi_turn: {{tokenization_sanity_check_mode: "{mode}"}}}}}}'
-    lay({"sane.yaml": text})
-    assert settings("sane.yaml").template.sanity == mode
-    assert settings().template.sanity == "strict", "the documented default"
-
-
-def test_inference_template_has_the_documented_key() -> None:
-    asked = settings("actor_rollout_ref.rollout.multi_turn.use_inference_chat_template = True".replace(" ", ""))
-    assert asked.template == TemplateSettings(history="inference_template")
-    assert settings().template.history == "full"
 
 
 @pytest.mark.parametrize("value", ["False", "True"])

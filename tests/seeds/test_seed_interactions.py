@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from gateway.config.load import load_config
 from gateway.config.load_object import load_object
 from gateway.gateway import Gateway
 from gateway.types import Outcome
 from gateway.types import Task as Asked
 from tests.seeds.conftest import Lay
-from tests.seeds.seed_rollouts import WAIT_S, authors, feedback_texts, load_tasks, open_runners
+from tests.seeds.seed_rollouts import authors, feedback_texts, load_tasks, open_runners
 from trainer.rollout.rollout import StopReason
 
 REGISTRY = "verl.interactions.utils.interaction_registry:initialize_interactions_from_config"
@@ -74,23 +70,6 @@ def test_interactions_are_loaded_from_one_file_by_name(lay: Lay) -> None:
     assert interaction_map["code_verifier"].config["verification_mode"] == "strict"
 
 
-async def test_base_class_has_the_documented_methods() -> None:
-    base = load_object("verl.interactions.base:BaseInteraction")
-    names = {name: [*inspect.signature(getattr(base, name)).parameters] for name in dir(base) if "interaction" in name}
-    assert names["start_interaction"] == ["self", "instance_id", "kwargs"]
-    assert names["finalize_interaction"][:2] == ["self", "instance_id"]
-    assert [*inspect.signature(base.generate_response).parameters] == ["self", "instance_id", "messages", "kwargs"]
-    agent, named = base({}), base({"name": "coach"})
-    assert (agent.name, named.name, named.config) == ("interaction_agent", "coach", {"name": "coach"})
-    assert await agent.start_interaction("mine", ground_truth="4") == "mine"
-    first, second = await agent.start_interaction(), await agent.start_interaction(None)
-    assert first and second and first != second, "each rollout has an id of its own"
-    over, said, score, about = await agent.generate_response("mine", [])
-    assert (type(over), type(said), type(score), type(about)) == (bool, str, float, dict)
-    assert isinstance(await agent.calculate_score("mine"), float)
-    assert await agent.finalize_interaction("mine") is None
-
-
 WITNESS = """
 from verl.interactions.base import BaseInteraction
 
@@ -137,16 +116,6 @@ async def test_single_interaction_is_the_default(name: str, lay: Lay) -> None:
             (task,) = load_tasks({"prompt": row["query"], "interaction_kwargs": row})
             rollout = await ready.play(task, f"#### {row['ground_truth']}")
             assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": 1.0}
-
-
-def test_interaction_names_come_from_class_names(lay: Lay) -> None:
-    more = "  - {class_name: custom.interactions.CustomInteraction}\n  - {class_name: custom.interactions.Coach}"
-    coach = f"{SOLVER}\n\nclass Coach(CustomInteraction): ...\n"
-    text = f"interaction:\n  - class_name: {OURS}\n    config: {{}}\n{more}"
-    lay({"config.yaml": text, "custom/interactions.py": coach})
-    made = load_object(REGISTRY)("config.yaml")
-    assert {name: one.name for name, one in made.items()} == {"gsm8k": "gsm8k", "custom": "custom", "coach": "coach"}
-    assert [entry.offered_name for entry in load_config(Path("config.yaml"), None).interactions] == [*made]
 
 
 MATHS = """
@@ -255,51 +224,6 @@ async def test_unusual_messages_are_answered(content: list[Any], lay: Lay) -> No
     async with Gateway.load(folder / "conf", None) as gateway, gateway.open(asked) as session:
         turn = await session.feedback(content)
         assert (turn.done, turn.score, turn.outcome) == (False, 0.0, Outcome.OK)
-
-
-SLOW = """
-import threading
-from verl.interactions.base import BaseInteraction
-
-TOGETHER = threading.Barrier(2)
-
-
-class SlowInteraction(BaseInteraction):
-    def __init__(self, config):
-        super().__init__(config)
-        self.worked_out = {}
-        self.work = 0
-
-    def expensive(self, question):
-        if question not in self.worked_out:
-            self.work += 1
-            self.worked_out[question] = question.upper()
-        return self.worked_out[question]
-
-    def generate_response(self, instance_id, messages, question="", **kwargs):
-        TOGETHER.wait(10)
-        return True, self.expensive(question), 1.0, {}
-"""
-
-
-async def test_blocking_interaction_does_not_block_others_and_may_cache(lay: Lay) -> None:
-    folder = lay({"conf/slow.yaml": "interaction: [{class_name: slow.SlowInteraction}]", "conf/slow.py": SLOW})
-    asked = Asked(feedback="slow", feedback_args={"question": "why"})
-    answers: list[str] = []
-
-    async def ask(gateway: Gateway) -> None:
-        async with gateway.open(asked) as session:
-            answers.append((await session.feedback([{"role": "assistant", "content": "So."}])).message)
-
-    with anyio.fail_after(WAIT_S):
-        async with Gateway.load(folder / "conf", None) as gateway:
-            for _ in range(2):
-                async with anyio.create_task_group() as both:
-                    both.start_soon(ask, gateway)
-                    both.start_soon(ask, gateway)
-            judge: Any = gateway.sources[0].toolset
-            assert judge.interactions["slow"].work == 1
-    assert answers == ["WHY"] * 4, "each pair met at the barrier, which one alone never passes"
 
 
 @pytest.mark.parametrize(

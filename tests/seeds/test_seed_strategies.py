@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from gateway.config.load_object import load_object
@@ -15,7 +14,6 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.gateway import Gateway
 from tests.seeds.conftest import Lay
 from tests.seeds.seed_rollouts import authors, feedback_texts, load_tasks, open_runners
-from trainer.data.curriculum import Curriculum, TaskStream
 from trainer.rollout.rollout import StopReason
 
 PIPELINE = """
@@ -70,29 +68,6 @@ async def test_curriculum_of_rows_is_answered_level_by_level(epoch: int, level: 
             assert feedback_texts(rollout)[0].startswith(BY_LEVEL[level])
 
 
-async def test_same_curriculum_as_a_setting(lay: Lay) -> None:
-    conf, _ = _pipeline(lay)
-    names = [*BY_LEVEL]
-    stages: list[dict[str, Any]] = [
-        {"interaction": name, "until": {"step": 5 * at + 5}} for at, name in enumerate(names)
-    ]
-    del stages[-1]["until"]
-    curriculum = Curriculum.model_validate({"stages": stages})
-    course = TaskStream(
-        curriculum, {None: load_tasks(*({"prompt": row["query"], "interaction_kwargs": row} for row in SAMPLES))}
-    )
-    async with open_runners(conf) as ready:
-        assert curriculum.check_names(ready.gateway.specs) == []
-        answered = []
-        for epoch in range(12):
-            rollout = await ready.play(next(course), "I give up.")
-            answered.append(
-                next(name for name, text in BY_LEVEL.items() if feedback_texts(rollout)[0].startswith(text))
-            )
-            course.finish_step(epoch, success=0.0)
-    assert answered == [names[0]] * 5 + [names[1]] * 5 + [names[2]] * 2
-
-
 ATTEMPTS = """
 from verl.interactions.base import BaseInteraction
 
@@ -138,14 +113,6 @@ class StepsInteraction(Scoring):
 STEPS = "interaction: [{class_name: attempts.CustomInteraction}, {class_name: attempts.StepsInteraction}]"
 
 
-async def test_own_scoring_function_scores_the_turns(lay: Lay) -> None:
-    folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
-    (task,) = load_tasks({"prompt": "A bird?", "interaction_kwargs": {"name": "custom", "ground_truth": "gnu"}})
-    async with open_runners(folder / "conf") as ready:
-        rollout = await ready.play(task, "A blackbird.", "An emu.", "GNU", "")
-    assert [score for turn in rollout.ledger.rewards for score in turn][:3] == [0.0, 0.5, 1.0]
-
-
 @pytest.mark.parametrize(
     ("said", "answers", "scores"),
     [
@@ -164,29 +131,6 @@ async def test_answer_may_be_improved_twice(said: list[str], answers: list[str],
     assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": sum(scores)}
 
 
-async def test_concurrent_rollouts_are_isolated_and_cleaned_up(lay: Lay) -> None:
-    finalizing = (
-        "    async def finalize_interaction(self, instance_id):\n        del self._instance_dict[instance_id]\n\n"
-    )
-    text = ATTEMPTS.replace("    async def calculate_score", f"{finalizing}    async def calculate_score")
-    folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": text})
-    asked = load_tasks(
-        *({"prompt": f"{at}?", "interaction_kwargs": {"name": "steps", "ground_truth": str(at)}} for at in range(20))
-    )
-    scores: dict[int, float] = {}
-    async with open_runners(folder / "conf") as ready:
-
-        async def one(at: int) -> None:
-            scores[at] = (await ready.play(asked[at], "a long wrong answer", str(at))).rewards["feedback"]
-
-        async with anyio.create_task_group() as together:
-            for at in range(len(asked)):
-                together.start_soon(one, at)
-        judges: Any = ready.gateway.sources[0].toolset
-        assert judges.interactions["steps"]._instance_dict == {}
-    assert scores == dict.fromkeys(range(20), 1.0)
-
-
 @pytest.mark.parametrize(
     ("yaml", "told"),
     [
@@ -201,15 +145,6 @@ def test_configuration_error_is_reported_with_its_place(yaml: str, told: str, la
     with pytest.raises((ConfigError, ConfigErrors), match=told) as caught:
         Gateway.load(folder / "conf", None)
     assert "conf/steps.yaml" in str(caught.value) and "interaction[" in str(caught.value)
-
-
-def test_missing_configuration_is_reported_with_its_path(lay: Lay) -> None:
-    folder = lay({"conf/steps.yaml": STEPS})
-    with pytest.raises(ConfigError, match=r"conf/step\.yaml"):
-        Gateway.load(Path("conf/step.yaml"), None)
-    initialize = load_object("verl.interactions.utils.interaction_registry:initialize_interactions_from_config")
-    with pytest.raises(FileNotFoundError, match=r"conf/step\.yaml"):
-        initialize(folder / "conf/step.yaml")
 
 
 async def test_unknown_interaction_of_a_row_is_reported_with_known_ones(lay: Lay) -> None:

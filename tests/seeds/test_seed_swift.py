@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,12 @@ from typing import Any
 import pytest
 
 from gateway.gateway import Gateway
-from mtrl_plugins.scripts.translate_command import translate_command
 from mtrl_plugins.swift import orm, schedulers
 from tests.seeds.conftest import Lay
 from tests.seeds.seed_rollouts import LIMITS, RolloutRunners, load_tasks, make_template, score_group, trained_texts
-from trainer.algorithms.token_weights import compute_token_weights, load_token_weight_fn
-from trainer.ledger import Author
-from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import BaseRolloutSettings, RolloutLimits
 from trainer.setup import make_stepper
-from trainer.train.settings import TrainSettings
 
 ROW = {
     "messages": [
@@ -121,12 +116,6 @@ def _seen(file: Path) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("turns", [2, 3])
-async def test_max_turns_ends_a_rollout_by_default(turns: int, lay: Lay) -> None:
-    rollout = await played(f"{_plugin(lay)}:Scheduler", "It is 6.", max_turns=turns)
-    assert (rollout.stop, len(rollout.turns)) == (StopReason.STEP_DONE, turns)
-
-
 async def test_truncated_response_ends_a_rollout_by_default(lay: Lay) -> None:
     file = _plugin(lay)
     from gateway.plugins import enable_stand_ins
@@ -175,14 +164,6 @@ async def test_reward_class_whose_call_lacks_self_runs_as_it_is_meant(lay: Lay) 
     assert one.reward == 5.0 and _seen(file)[-1][0] == ["It is 12."]
 
 
-async def test_new_round_tells_the_policy_to_think_again(lay: Lay) -> None:
-    args = {"name": "math_tip_trick_multi_turn", "plugins": [str(_plugin(lay))], "max_turns": 2}
-    rollout = await played(NAMED, "It is 6.", "It is 12.", **args)
-    roles = [message["role"] for message in rollout.ledger.messages]
-    assert roles == ["system", "user", "assistant", "user", "assistant"]
-    assert trained_texts(rollout, make_template()) == ["It is 6.<|im_end|>", "It is 12.<|im_end|>"]
-
-
 async def test_continuation_within_thinking_does_not_train_the_tip(lay: Lay) -> None:
     args = {"name": "math_tip_trick", "plugins": [str(_plugin(lay))], "max_turns": 3}
     rollout = await played(NAMED, "<think>6?</think>It is 6.", " So 12.</think>It is 12.", **args)
@@ -190,83 +171,3 @@ async def test_continuation_within_thinking_does_not_train_the_tip(lay: Lay) -> 
     text = used.tokenizer.decode(rollout.ledger.ids)
     assert "<think>6?But wait, that is not right. So 12.</think>It is 12." in text and "It is 6." not in text
     assert trained_texts(rollout, used) == ["<think>6?", " So 12.</think>It is 12.<|im_end|>"]
-
-
-FLAGS = ["--multi_turn_scheduler", "math_tip_trick_multi_turn", "--max_turns", "3", "--external_plugins", "plugin.py"]
-TRAINS = [
-    "swift", "rlhf", "--rlhf_type", "grpo", "--model", "models/any", "--dataset", "rows.jsonl", "--max_steps", "2",
-    "--num_generations", "2", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1",
-    "--lr_scheduler_type", "constant", "--reward_funcs", "by_turns",
-]  # fmt: skip
-
-
-def _settings(*words: str) -> TrainSettings:
-    return TrainSettings.model_validate(translate_command([*TRAINS, *words]).settings)
-
-
-def test_scheduler_and_turns_are_flags(lay: Lay) -> None:
-    file = _plugin(lay)
-    lay({"rows.jsonl": json.dumps(ROW)})
-    found = _settings(*FLAGS)
-    assert found.stepper == NAMED and found.limits.assistant_turns == 3
-    assert found.stepper_args == {"name": "math_tip_trick_multi_turn", "plugins": ["plugin.py"], "max_turns": 3}
-    assert make_stepper(found) is not None and file.is_file()
-    single = _settings("--external_plugins", "plugin.py")
-    assert single.stepper is None and single.limits.assistant_turns == 1
-
-
-def test_separate_rollout_server_is_not_needed(lay: Lay) -> None:
-    _plugin(lay)
-    rollout = "swift rollout \\\n    --model models/any \\\n    --use_async_engine true \\\n"
-    served = rollout + " \\\n".join(f"    {FLAGS[at]} {FLAGS[at + 1]}" for at in range(0, len(FLAGS), 2)) + "\n"
-    learned = f"swift rlhf --vllm_mode server {' '.join(TRAINS[2:])} --external_plugins plugin.py\n"
-    lay({"rows.jsonl": json.dumps(ROW), "rollout.sh": served, "train.sh": learned})
-    both = TrainSettings.model_validate(translate_command(["rollout.sh", "train.sh"]).settings)
-    assert (both.stepper, both.limits.assistant_turns) == (NAMED, 3)
-    assert both.engine == "auto"
-
-
-@pytest.mark.parametrize(
-    ("flags", "learned"),
-    [(FLAGS, [1, 1]), ([*FLAGS, "--loss_scale", "default"], [1, 1]), ([*FLAGS, "--loss_scale", "last_round"], [0, 1])],
-    ids=["left out", "default", "last_round"],
-)
-async def test_loss_scale_selects_trained_rounds(flags: list[str], learned: list[int], lay: Lay) -> None:
-    file = _plugin(lay)
-    lay({"rows.jsonl": json.dumps(ROW)})
-    settings = _settings(*flags)
-    row = {**ROW, "messages": [*ROW["messages"], {"role": "assistant", "content": "Is it?"}, ROW["messages"][1]]}
-    rollout = await played(f"{file}:Scheduler", "It is 6.", "It is 12.", row=row, max_turns=2)
-    weighed = compute_token_weights(
-        rollout.ledger, load_token_weight_fn(settings.algorithm.credit.trained_turns), "one"
-    )
-    starts = rollout.ledger.starts
-    by_entry = [
-        weighed[start : start + len(entry.ids)]
-        for entry, start in zip(rollout.ledger, starts, strict=True)
-        if entry.ids
-    ]
-    mine = [set(part) for part, entry in zip(by_entry, rollout.ledger, strict=False) if entry.author is Author.POLICY]
-    assert mine == [{float(one)} for one in learned]
-    others = [part for part, entry in zip(by_entry, rollout.ledger, strict=False) if entry.author is not Author.POLICY]
-    assert not any(weight for part in others for weight in part), "the row's own assistant turn is never trained"
-
-
-WEIGHS = """
-def half_then_whole(ledger):
-    turns = list(ledger.turns)
-    return [
-        (0.5 if entry is turns[0] else 1.0) if any(entry is turn for turn in turns) else 0.0
-        for entry in ledger
-        for _ in entry.ids
-    ]
-"""
-
-
-async def test_tokens_may_have_weights(lay: Lay) -> None:
-    file = _plugin(lay)
-    lay({"scales.py": WEIGHS})
-    rollout = await played(f"{file}:Scheduler", "It is 6.", "It is 12.", max_turns=2)
-    weighed = compute_token_weights(rollout.ledger, load_token_weight_fn("scales.py:half_then_whole"), "one")
-    first, second = rollout.turns
-    assert sum(weighed) == 0.5 * len(first.ids) + len(second.ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from gateway.tool_table import Source
 from gateway.types import Image
 from tests.seeds.seed_rollouts import LIMITS, RolloutRunners, load_tasks, trained_texts
 from tests.seeds.seed_rollouts import make_template as small
-from tests.trainer.conversations import TOOL, make_template
+from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import make_gateway, render_calls
 from tests.trainer.tokenizer_families import FAMILIES, make_tokenizer
 from trainer.ledger import Author, Ledger
@@ -223,27 +222,6 @@ async def test_template_that_removes_reasoning_is_reported_and_replaceable(tmp_p
     text = mended.chat.render(MESSAGES)
     assert THIRD in text and SECOND in text and FIRST[0] not in text
     assert probe(mended).is_ok
-
-
-TEXT = "There  are 4 \n"
-
-
-@pytest.mark.parametrize(
-    ("sanity", "is_reported"), [("strict", True), ("ignore_strippable", False), ("disable", False)]
-)
-def test_whitespace_difference_is_reported_depending_on_the_mode(sanity: Any, is_reported: bool) -> None:
-    from trainer.ledger import Entry
-
-    used = small("hermes", Settings(sanity=sanity))
-    turn = {"role": "assistant", "content": "4"}
-    ids = used.tokenizer.encode("4") + used.stop_ids[:1]
-    tail = ({"role": "user", "content": "Really?"},)
-    opened = Entry(Author.TASK, used.encode_prompt(ASKED, [TOOL]) + used.tokenizer.encode("\n\n"), tuple(ASKED))
-    ledger = Ledger((opened, Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), finish_reason="stop")))
-    ledger += Entry(Author.FEEDBACK, used.encode_tail(tail, ended=True), tail)
-    found = find_drifts(used, ledger, [TOOL])
-    assert bool(found) == is_reported
-    assert all(drift.cause is Cause.WHITESPACE for drift in found), json.dumps([str(drift) for drift in found])
 
 
 async def test_only_the_policys_tokens_are_trained_with_images(tmp_path: Path) -> None:

@@ -83,8 +83,6 @@ def test_no_command_runs_code_of_a_models_folder(run: RunCommand, mark: Path) ->
     for code, *words in (
         (2, "--config", "run.yaml", "--dry-run"),
         (2, "--config", "run.yaml", "--out", "other"),
-        (2, "check", "--config", "run.yaml"),
-        (1, "check", "--tools", "tools", "--model", "model"),
         (2, "eval", "run"),
         (2, "replay", "run", "1"),
         (2, "rollout", "--tools", "tools", "--model", "model", *data, "--out", "rolled"),

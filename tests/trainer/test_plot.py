@@ -1,4 +1,4 @@
-"""Tests `plot`: charts in terminals of any width and as files, and smoothing."""
+"""Tests `plot`: charts in terminals of any width."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def write_metrics(folder: Path, steps: int = 5) -> Path:
     return folder
 
 
-def plot_text(run: Path, width: int = 120, out: Path | None = None) -> str:
+def plot_text(run: Path, width: int) -> str:
     screen = io.StringIO()
-    plot_run(run, out, Console(file=screen, width=width, height=40))
+    plot_run(run, Console(file=screen, width=width, height=40))
     return screen.getvalue()
 
 
@@ -62,7 +62,7 @@ def test_terminal_of_any_width_shows_all_charts(tmp_path: Path, width: int) -> N
     for label in ("reward 0.5", "tools 0.1", "held out, greedy 0.9", "KL of a step 1e-05", "rolling out "):
         assert label in text
     assert "67% 10.0 s" in text and "search" not in text
-    assert max(len(line) for line in text.splitlines()[:-1]) <= width
+    assert max(len(line) for line in text.splitlines()) <= width
 
 
 def test_non_finite_values_are_gaps() -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import anyio
-import pytest
 
 from gateway.gateway import Gateway
 from mtrl_plugins.demo.shelves.shelves_demo import FOLDER
@@ -50,13 +49,10 @@ async def test_state_that_the_server_has_not_is_named_by_row_with_the_closest_on
     ]
 
 
-@pytest.mark.parametrize(
-    "words", [("check", "--tools", "tools", "--data", "t.jsonl"), ("--config", "run.yaml", "--dry-run")]
-)
-def test_check_and_dry_run_name_the_row(run: RunCommand, words: tuple[str, ...]) -> None:
+def test_dry_run_names_the_row(run: RunCommand) -> None:
     write_config(data="t.jsonl")
     Path("tools/states/full").mkdir(parents=True)
     Path("tools/box.yaml").write_text("tools:\n  - sandbox_tools: [files]\n    states: states\n")
     Path("t.jsonl").write_text("".join(json.dumps(row | {"ground_truth": "7"}) + "\n" for row in ROWS))
-    output = run(*words, code=1 if "check" in words else 2).output
+    output = run("--config", "run.yaml", "--dry-run", code=2).output
     assert "t.jsonl:3: state: sandbox: there is no state 'ful'" in output and "did you mean 'full'?" in output

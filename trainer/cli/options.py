@@ -147,16 +147,13 @@ OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=.*", re.DOTALL)
 """A word that sets one setting, such as `update.lr=1e-4`."""
 RUN_PANEL = "Commands for an existing run"
 """The commands' heading in the help."""
-ToolsOption = Annotated[
-    str, typer.Option(metavar="DIR|URL", help="Folder of tool configs, or URL of `mtrl-gateway serve`.")
-]
 McpOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="MCP servers. Default: mcp_servers.json beside --tools")
 ]
 ENVIRONMENT_FORMS = "gymnasium:NAME|textarena:NAME|openenv:URL|verifiers:PACKAGE"
 EnvironmentOption = Annotated[
     str | None,
-    typer.Option(metavar=ENVIRONMENT_FORMS, help="An environment of another framework; see `mtrl-train env`."),
+    typer.Option(metavar=ENVIRONMENT_FORMS, help="An environment of another framework."),
 ]
 OverrideWords = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/NAME.")]

@@ -57,19 +57,14 @@ def why(
 
 
 @app.command(rich_help_panel=RUN_PANEL)
-def plot(
-    run: RunFolder,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A PNG or .svg. Default: curves.png in the run")
-    ] = None,
-) -> None:
-    """Draw a training run's curves, in the terminal and as a PNG or SVG."""
+def plot(run: RunFolder) -> None:
+    """Draw a training run's curves in the terminal."""
     from rich.console import Console
 
     from trainer.view.plot import plot_run
 
     with report_errors():
-        plot_run(run, out, Console())
+        plot_run(run, Console())
 
 
 @app.command(rich_help_panel=RUN_PANEL)

@@ -1,8 +1,7 @@
-"""Commands `check`, `rollout` and `replay`."""
+"""Commands `rollout` and `replay`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,70 +9,7 @@ import typer
 
 from gateway.errors import ConfigError
 from trainer.cli.errors import report_errors
-from trainer.cli.options import RUN_PANEL, EnvironmentOption, McpOption, OverrideWords, RunFolder, ToolsOption, app
-
-
-@app.command()
-def check(
-    overrides: OverrideWords = None,
-    tools: ToolsOption = "tool_configs",
-    mcp: McpOption = None,
-    model: Annotated[str | None, typer.Option(metavar="PATH", help="A model's folder, to check it as well.")] = None,
-    data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks, to check their tool names.")] = None,
-    parser: Annotated[str | None, typer.Option(help="Format of tool calls. Default: found from the template")] = None,
-    environment: EnvironmentOption = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A run file: its agent, or a script, plays rollouts.")
-    ] = None,
-) -> None:
-    """Check servers, template, parser, memory and one masked rollout. Exits with 1 if a check fails.
-
-    mtrl-train check --config run.yaml runs one rollout of the run's agent, and shows what it changed, by token.
-    For a run without an agent, it is the same as --dry-run.
-    """
-    import anyio
-    from rich.console import Console
-
-    if config is not None:
-        if model is not None or data is not None:
-            raise typer.BadParameter("--config names the model and the data: leave --model and --data out")
-        with report_errors():
-            if not anyio.run(_check_run_file, config, overrides or ()):
-                raise typer.Exit(1)
-        return
-
-    from trainer.check import check as run_checks
-    from trainer.cli.run_file import fetch_model, load_settings
-    from trainer.rollout.settings import RolloutSettings
-
-    with report_errors():
-        values: dict[str, Any] = {"tools": tools, "mcp": mcp, "model": model or Path(), "out": Path()}
-        named = {"environment": environment, "data": data if data is not None or environment else ""}
-        values |= {name: value for name, value in named.items() if value is not None}
-        values["template"] = {"parser": parser}
-        settings = fetch_model(load_settings(RolloutSettings, None, values, overrides=overrides or ()))
-    passed: list[bool] = []
-
-    async def main() -> None:
-        passed.append(await run_checks(settings, Console(), model=model is not None, data=bool(settings.data)))
-
-    with report_errors():
-        anyio.run(main)
-    if passed != [True]:
-        raise typer.Exit(1)
-
-
-async def _check_run_file(config: str, words: Sequence[str]) -> bool:
-    """Lets the run's agent play a rollout, or plays scripted ones."""
-    from rich.console import Console
-
-    from trainer.cli.run_file import fetch_model, find_run_file, load_settings
-    from trainer.train.dry_run import dry_run
-    from trainer.train.settings import TrainSettings
-
-    settings = fetch_model(load_settings(TrainSettings, find_run_file(config), {}, overrides=words))
-    trial = next((trial for part in settings.parts if (trial := part.find_trial())), dry_run)
-    return await trial(settings, Console())
+from trainer.cli.options import RUN_PANEL, EnvironmentOption, McpOption, OverrideWords, RunFolder, app
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -11,8 +11,6 @@ from gateway.config.base import FrozenModel
 from gateway.types import EMPTY
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gateway.errors import ConfigError
     from gateway.session import AnyGateway
     from gateway.toolset import Toolset
@@ -119,12 +117,8 @@ class RunPart(FrozenModel):
         return ()
 
     async def try_out(self, gateway: AnyGateway, settings: BaseRolloutSettings) -> str:
-        """Tries it, for `check` and `--dry-run`; returns what it said. Raises GatewayError."""
+        """Tries it, for `--dry-run`; returns what it said. Raises GatewayError."""
         return ""
-
-    def find_trial(self) -> Callable[[Any, Console], Awaitable[bool]] | None:
-        """What `check --config` runs instead of a dry run, with the run's settings."""
-        return None
 
     def make_player(self, settings: BaseRolloutSettings) -> OpenPlayer | None:
         """What plays the rollouts; raises ConfigError if it cannot."""

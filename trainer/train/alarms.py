@@ -427,7 +427,7 @@ def check_lost_rollouts(given: AlarmInput) -> str | None:
     return format_alarm(
         f"{lost:,.0f} of {lost + counted:,.0f} rollouts were lost to infrastructure{reasons}",
         "something is down or overloaded; lost rollouts are dropped, and the remaining ones may be the easy ones",
-        "fix what the reason names (`mtrl-train check` tests it); run fewer rollouts at once if it is overloaded"
+        "fix what the reason names (`--dry-run` tests it); run fewer rollouts at once if it is overloaded"
         " (`concurrency.inflight_rollouts`)",
     )
 

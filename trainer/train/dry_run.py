@@ -11,19 +11,19 @@ from itertools import groupby
 from anyio import to_thread
 from rich.console import Console
 
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, ConfigErrors, GatewayError
 from gateway.plural import format_count
-from trainer.check import check_parts, describe_images, example_rollout
 from trainer.data.traces import TraceTask
 from trainer.engine.scripted import ScriptedEngine
-from trainer.finding import Finding, Grade, count_problems, print_finding
+from trainer.finding import Finding, Grade, print_finding
+from trainer.ledger import Author, Entry, Ledger
 from trainer.policy.memory_parts import GIB
 from trainer.policy.optimizers import describe_rates
-from trainer.rollout.loop import RolloutRunner
-from trainer.rollout.rollout import Rollout
+from trainer.rollout.loop import RolloutRunner, add_instructions
+from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import flatten_settings
 from trainer.rollout.trace_player import play_trace
-from trainer.template.errors import TemplateError
+from trainer.template import Template, TemplateError
 from trainer.train import modes
 from trainer.train.job import Job, open_job
 from trainer.train.preflight import find_problems, offered_specs, plan_job
@@ -48,11 +48,12 @@ async def dry_run(settings: TrainSettings, console: Console, *, verbose: bool = 
     async with AsyncExitStack() as stack:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
-        findings = await check_parts(job.settings, job.gateway)
+        findings = await _try_parts(job)
         findings = [*findings, *await to_thread.run_sync(lambda: list(find_problems(job)))]
         rehearsed, rollout = await _rehearse(job, is_in_order=all(finding.grade != "wrong" for finding in findings))
         findings += rehearsed
-        verdict = count_problems(findings, "no problems found")
+        wrong = sum(finding.grade == "wrong" for finding in findings)
+        verdict = f"{format_count(wrong, 'problem')} to fix" if wrong else "no problems found"
         show(verdict + "\n" * bool(findings))
         for finding in sorted(findings, key=lambda finding: GRADES.index(finding.grade)):
             print_finding(finding, console)
@@ -68,7 +69,21 @@ async def dry_run(settings: TrainSettings, console: Console, *, verbose: bool = 
             show(f"\n{ROLLOUT_HEADING}")
             print_rollouts([rollout], console, rollout=0, decode=job.template.tokenizer.decode)
         show(f"\n{verdict}")
-        return verdict == "no problems found"
+        return not wrong
+
+
+async def _try_parts(job: Job) -> list[Finding]:
+    """What the sections of plug-ins say when they are tried, such as how an environment's episode begins."""
+    findings = []
+    for part in job.settings.parts:
+        try:
+            if answer := await part.try_out(job.gateway, job.settings):
+                findings.append(Finding("ok", answer))
+        except GatewayError as error:
+            for one in error.errors if isinstance(error, ConfigErrors) else (error,):
+                problem, _, remedy = str(one).partition("\n  remedy: ")
+                findings.append(Finding("wrong", problem, remedy))
+    return findings
 
 
 def _describe_settings(settings: TrainSettings) -> Iterator[str]:
@@ -87,7 +102,7 @@ def _describe_run(job: Job, settings: TrainSettings, *, is_long: bool) -> Iterat
     yield describe_rates(job.given_update, job.settings.update, job.parameters)
     for part in settings.parts:
         if about := part.describe():
-            yield about + ("; `mtrl-train check --config` lets it play" if part.find_trial() else "")
+            yield about
     if is_long or settings.sft is not None or settings.mode != "synchronous":
         yield modes.describe_mode(settings)
     placement = plan_job(job)
@@ -99,7 +114,19 @@ def _describe_run(job: Job, settings: TrainSettings, *, is_long: bool) -> Iterat
     if plan.taken:
         floor = f"{plan.taken / GIB:.2f} GiB of it are the interpreter and its libraries"
         yield f"the process is expected to take {plan.peak / GIB:.2f} GiB at its peak; {floor}"
-    yield describe_images(job.template)
+    yield _describe_images(job.template)
+
+
+def _describe_images(template: Template) -> str:
+    """What happens to images with this model."""
+    if template.image_processor is None:
+        from trainer.vision.family import FAMILIES
+
+        return f"it reads text only: images become notes; vision models are {', '.join(FAMILIES)}"
+    names = {id: token for token, id in template.tokenizer.control_ids.items()}
+    where = "in its message" if template.image_layout == "in_tool_message" else "in a user's message behind it"
+    barred = ", ".join(names.get(id, str(id)) for id in template.banned_ids)
+    return f"it reads images: those of tools are {where}; it never samples {barred}"
 
 
 async def _rehearse(job: Job, *, is_in_order: bool) -> tuple[list[Finding], Rollout | None]:
@@ -119,6 +146,8 @@ async def _rehearse(job: Job, *, is_in_order: bool) -> tuple[list[Finding], Roll
         if not any(part.acts_unseen for part in job.settings.parts):
             return await rehearse(job)
         specs = offered_specs(job.gateway.specs, tasks[0])
-        return [], example_rollout(job.template, specs, tasks[0].messages)
+        asked = tuple(add_instructions(tasks[0].messages, specs))
+        prompt = Entry(Author.TASK, job.template.encode_prompt(asked, specs), asked)
+        return [], Rollout("shown, not played", Ledger((prompt,)), StopReason.DONE)
     except TemplateError as error:
         return [Finding("wrong", error.problem, error.remedy)], None

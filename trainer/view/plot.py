@@ -1,4 +1,4 @@
-"""Draws a run's curves in the terminal and as a figure."""
+"""Draws a run's curves in the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.errors import ConfigError
 from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import METRICS_FILE, read_metrics, read_run_info
 from trainer.view.learning_summary import phase_times, reward_components
@@ -131,7 +130,6 @@ def _build_curves(history: History, names: Mapping[str, str], *, positive: bool 
             yield Curve(label, points, sparse=name.startswith("eval/"))
 
 
-DEFAULT_FILE = "curves.png"
 WIDTH, HEIGHT = 60, 8
 """The maximal size of a chart in characters; a wide terminal shows two side by side."""
 MIN_COLUMN_WIDTH = 46
@@ -141,11 +139,8 @@ SMOOTH_FROM_STEPS = 60
 """With this many steps, the terminal shows smoothed curves."""
 
 
-def plot_run(run: Path, out: Path | None, console: Console) -> None:
-    """Prints charts of the run, and saves them to `out` (.svg or PNG), by default as a PNG in the run's folder.
-
-    Raises RunError if there are no metrics.
-    """
+def plot_run(run: Path, console: Console) -> None:
+    """Prints charts of the run. Raises RunError if there are no metrics."""
     measured = read_metrics(run / METRICS_FILE)
     shown = build_charts(measured)
     if not shown:
@@ -158,7 +153,6 @@ def plot_run(run: Path, out: Path | None, console: Console) -> None:
     ]
     for row in _arrange_rows(texts, 2 if console.width // 2 > MIN_COLUMN_WIDTH else 1):
         console.print(row)
-    _save_figure(shown, measured, run, out, console)
 
 
 def _draw_chart(chart: Chart, width: int) -> Text:
@@ -189,22 +183,3 @@ def _arrange_rows(texts: Sequence[Text], columns: int) -> Iterator[Table]:
         table = Table.grid(padding=(0, 2, 1, 0))
         table.add_row(*row)
         yield table
-
-
-def _save_figure(shown: Sequence[Chart], measured: History, run: Path, out: Path | None, console: Console) -> None:
-    try:
-        from trainer.view import figure
-    except ImportError as error:
-        remedy = "pip install 'mtrl-rl[plot]'"
-        if out is not None:
-            raise ConfigError(f"image files need matplotlib ({error})", remedy=remedy) from error
-        console.print(Text(f"no PNG without matplotlib: {remedy}"), soft_wrap=True)
-        return
-    file = out or run / DEFAULT_FILE
-    try:
-        figure.save_figure(
-            shown, phase_seconds(measured), f"{run.resolve().name}, {measured[-1]['step']:.0f} steps", file
-        )
-    except OSError as error:
-        raise RunError(f"{file}: cannot be written ({error.strerror})\n  remedy: name another file") from error
-    console.print(Text(f"saved to {file}"), soft_wrap=True)

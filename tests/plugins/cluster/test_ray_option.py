@@ -8,17 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import anyio
 import psutil
 import pytest
 
-from mtrl_plugins.cluster import node_process
-from mtrl_plugins.cluster.node_process import NodeProcess
 from mtrl_plugins.cluster.ray_job import _make_job
 from mtrl_plugins.cluster.ray_launcher import rank_environments
 from tests.plugins.cluster.jobs import write_job
 from tests.trainer.cli_data import RunCommand
-from tests.waiting import wait_until
 from trainer.cli.options import TrainOptions
 from trainer.cli.run_file import load_settings
 from trainer.train.settings import TrainSettings
@@ -31,7 +27,6 @@ keeper = NodeProcess()  # Its process ends with it.
 print(keeper.start(["sleep", "1000"], {}, ".", "log"), flush=True)
 time.sleep(1000)
 """
-HANGS_ONCE = 'echo started >> starts; [ "$(wc -l < starts)" = 2 ] || kill -STOP $$'
 
 
 def test_ranks_of_a_node_see_all_its_gpus_and_know_their_place() -> None:
@@ -45,12 +40,12 @@ def test_ranks_of_a_node_see_all_its_gpus_and_know_their_place() -> None:
 
 def test_job_takes_the_gpus_that_servers_leave(place: Path) -> None:
     serving = {"replicas": 3, "options": ["--tp", "2"]}
-    settings = load_settings(TrainSettings, write_job(place, serving=serving, rollout={"workers": 5}), {})
+    settings = load_settings(TrainSettings, write_job(place, serving=serving), {})
     given = {"config": "run.yaml", "seed": 3, "mode": None, "out": None}
     options = TrainOptions(given, ranks=None, resume=False, others={})
     job = _make_job(settings, place / "runs/a", options, {"GPU": 16.0, "CPU": 64.0})
     assert (job.ranks, job.servers, job.server_gpus, job.gpus) == (10, 3, 2, True)
-    assert job.workers == 5 and job.logs == place / "runs/a/logs"
+    assert job.logs == place / "runs/a/logs"
     assert job.command[3:] == ("--config", "run.yaml", "--seed", "3", "--out", str(place / "runs/a"))
     assert job.server_arguments[:2] == ("--model-path", str(place / "models/m"))
     assert not job.resumes(False) and not job.resumes(True)
@@ -74,33 +69,6 @@ def test_mistakes_with_ray_are_refused_with_a_remedy(
     write_job(place)
     output = run(*words, code=2).output
     assert problem in output and remedy in output
-
-
-async def test_process_that_fails_starts_again_until_it_failed_too_often_or_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_process, "FIRST_DELAY_S", 0.0)
-    monkeypatch.setattr(node_process, "MAX_FAILURES", 3)
-    words, log = (["bash", "-c", "echo started; exit 3"], {}, str(tmp_path)), tmp_path / "log"
-    assert NodeProcess().keep_running(*words, str(log), LONG_S) == 3 and log.read_text() == "started\n" * 3
-    monkeypatch.setattr(node_process, "FIRST_DELAY_S", 1e6)
-    process, log = NodeProcess(), tmp_path / "other log"
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(anyio.to_thread.run_sync, process.keep_running, *words, str(log), LONG_S)
-        await wait_until(lambda: log.exists() and log.read_text() == "started\n")
-        process.stop(15, 1.0)
-    assert log.read_text() == "started\n", "its wait for the next start ended"
-
-
-@pytest.mark.parametrize("begin", ['touch "$MTRL_BEAT_FILE"', "true"], ids=["after its first sign of life", "before"])
-def test_process_that_hangs_is_killed_and_starts_again(
-    begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"FIRST_DELAY_S": 0.0, "LOOK_S": 0.05, "START_S": 0.5 if begin == "true" else LONG_S}.items():
-        monkeypatch.setattr(node_process, name, value)
-    command = ["bash", "-c", f"{begin}; {HANGS_ONCE}"]
-    assert NodeProcess().keep_running(command, {}, str(tmp_path), str(tmp_path / "log"), 0.5) == 0
-    assert (tmp_path / "starts").read_text() == "started\n" * 2
 
 
 def test_process_ends_with_its_actor_although_ray_kills_the_actors_process_group(tmp_path: Path) -> None:

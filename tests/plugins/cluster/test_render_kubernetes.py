@@ -27,16 +27,11 @@ KINDS = [
 TRAINER = """
 import json, os, sys, time
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
-if sys.argv[1] == "node-workers":
-    with open("workers.jsonl", "a") as log:
-        words = ["PID" if before == "--parent" else word for before, word in zip(sys.argv[1:], sys.argv[2:])]
-        log.write(json.dumps(words) + "\\n")
-    sys.exit(0)
-if os.environ["RANK"] != "0" and "MTRL_WORKER_TOKEN" in os.environ:
-    sys.exit(9)
-if "MTRL_PLACED_WORKERS" in os.environ:
-    with open("placed.jsonl", "a") as log:
-        log.write(json.dumps([os.environ["RANK"], os.environ["MTRL_PLACED_WORKERS"]]) + "\\n")
+if sys.argv[1] == "wait-for-sandboxes":
+    os.write(1, f"waits {sys.argv[3]}\\n".encode())
+    while not os.path.exists("answers"):
+        time.sleep(0.01)
+    sys.exit(int(os.environ["SANDBOXES_CODE"]))
 run = sys.argv[sys.argv.index("--out") + 1]
 with open(run + "-" + os.environ["RANK"] + ".jsonl", "a") as log:
     log.write(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]) + "\\n")
@@ -165,7 +160,7 @@ def test_text_that_another_yaml_reader_takes_for_a_number_is_quoted() -> None:
 def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
     run: RunCommand, place: Path, free_tcp_port: int
 ) -> None:
-    write_job(place, engine="torch", rollout={"workers": 3})
+    write_job(place, engine="torch")
     manifests = render(run, "--gpus-per-node", 2, "--nodes", 2)
     running = [start_pod(manifests, place, free_tcp_port, NODE_RANK=str(index)) for index in range(2)]
     try:
@@ -180,30 +175,6 @@ def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
     for rank in range(4):
         assert (place / f"logs/rank-{rank}.log").read_text() == f"rank {rank} starts\nrank {rank} resumes\n"
         assert f"rank {rank} resumes\n" in "".join(printed), "kubectl logs has it, too"
-    shared = ["--workers", "3", "--node", "NODE", "--nodes", "2", "--parent", "PID"]
-    shared += ["--silent", "60.0", "--logs", str(place / "logs")]
-    workers = sorted(read_lines(place / "workers.jsonl"), key=lambda words: words[5])
-    expected = [
-        ["--connect", "localhost:28500", *(node if word == "NODE" else word for word in shared)] for node in "01"
-    ]
-    assert workers == [expected[0]] * 2 + [expected[1]] * 2, "each pod starts its share with its ranks"
-    assert read_lines(place / "placed.jsonl") == [["0", "localhost:28500"]] * 2
-
-
-def test_workers_of_pods_and_rank_0_have_a_token_in_common_which_is_a_secret(run: RunCommand, place: Path) -> None:
-    write_job(place, rollout={"workers": 3})
-    manifests = render(run)
-    for manifest in manifests.values():
-        validate(manifest)
-    token = manifests["Secret/run-workers"]["stringData"]["token"]
-    env = manifests["Job/run"]["spec"]["template"]["spec"]["containers"][0]["env"]
-    (source,) = (item["valueFrom"] for item in env if item["name"] == "MTRL_WORKER_TOKEN")
-    assert source == {"secretKeyRef": {"name": "run-workers", "key": "token"}} and len(token) >= 16
-    assert (Path("kubernetes") / "2-workers.yaml").stat().st_mode & 0o077 == 0
-    again = render(run)["Secret/run-workers"]["stringData"]["token"]
-    assert again == token, "pods of the earlier rendering have it"
-    Path("kubernetes").rename("earlier")
-    assert render(run)["Secret/run-workers"]["stringData"]["token"] != token
 
 
 def test_servers_of_sandboxes_are_behind_one_name_with_a_token_that_ranks_have(run: RunCommand, place: Path) -> None:
@@ -249,7 +220,6 @@ def start_pod(manifests: dict[str, dict[str, Any]], place: Path, port: int, **mo
         "MTRL_RENDEZVOUS": f"localhost:{port}",
         "POD_IP": "localhost",
         "OMP_NUM_THREADS": "1",
-        "MTRL_WORKER_TOKEN": "a token of this test only",
         "PATH": f"{place / 'programs'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     environment = {**os.environ, **values, **here, **more}
@@ -270,6 +240,39 @@ def test_pod_whose_rank_0_would_end_alike_ends_the_job_and_starts_no_rank_again(
     assert pod.returncode == 2 and len(read_lines(place / "ranks-0.jsonl")) == 1
     _, rule = manifests["Job/run"]["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob" and 2 in rule["onExitCodes"]["values"]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_pod_starts_its_ranks_once_a_server_of_sandboxes_answers_and_none_where_none_does(
+    code: int, run: RunCommand, place: Path, free_tcp_port: int
+) -> None:
+    write_job(place, engine="torch")
+    manifests = render(run, "--gpus-per-node", 1, "--nodes", 1, "--sandboxes", 2)
+    pod = start_pod(manifests, place, free_tcp_port, NODE_RANK="0", SANDBOXES_CODE=str(code), ENDS_ALIKE="1")
+    try:
+        assert pod.stdout is not None and pod.stdout.readline() == "waits 1800\n"
+        (place / "answers").touch()
+        pod.communicate(timeout=120)
+    finally:
+        pod.kill()
+    assert pod.returncode == (1 if code else 2), "with 1 the pod is started again"
+    assert (place / "ranks-0.jsonl").exists() is (code == 0)
+
+
+def test_pod_that_is_ended_while_it_waits_for_sandboxes_ends_at_once(
+    run: RunCommand, place: Path, free_tcp_port: int
+) -> None:
+    write_job(place, engine="torch")
+    manifests = render(run, "--gpus-per-node", 1, "--nodes", 1, "--sandboxes", 2)
+    pod = start_pod(manifests, place, free_tcp_port, NODE_RANK="0", SANDBOXES_CODE="0")
+    try:
+        assert pod.stdout is not None and pod.stdout.readline().startswith("waits")
+        pod.terminate()
+        pod.communicate(timeout=60)
+    finally:
+        pod.kill()
+        (place / "answers").touch()
+    assert pod.returncode == 143 and not (place / "ranks-0.jsonl").exists()
 
 
 def test_log_of_a_container_has_all_that_a_killed_command_printed(run: RunCommand, place: Path) -> None:

@@ -71,15 +71,6 @@ if sys.argv[1] == "wait-for-sandboxes":
     while not os.path.exists("sandboxes.jsonl"):
         time.sleep(0.01)
     sys.exit(int(os.environ.get("SANDBOXES_CODE", "0")))
-if sys.argv[1] == "node-workers":
-    with open("workers.jsonl", "a") as log:
-        log.write(json.dumps([sys.argv[2:], os.environ["MTRL_WORKER_TOKEN"]]) + "\\n")
-    sys.exit(0)
-while os.environ.get("STARTED_RANK") and not os.path.exists("workers.jsonl"):
-    time.sleep(0.01)
-if "MTRL_PLACED_WORKERS" in os.environ:
-    with open("placed.jsonl", "a") as log:
-        log.write(json.dumps([os.environ["MTRL_PLACED_WORKERS"], os.environ["MTRL_WORKER_TOKEN"]]) + "\\n")
 if os.environ["RANK"] != "0" and "MTRL_WORKER_TOKEN" in os.environ:
     sys.exit(9)
 if "MTRL_SANDBOXES" in os.environ:
@@ -227,25 +218,6 @@ def test_servers_of_sandboxes_run_on_the_last_nodes_and_ranks_get_their_addresse
     assert end(start(place, SANDBOXES_CODE="2")) == -signal.SIGKILL and (place / "requeued").exists()
     assert not (place / "rank-sandboxes.jsonl").exists(), "no rank begins without them"
     assert not any(read_lines(place / "servers.jsonl"))
-
-
-def test_workers_are_dealt_over_the_trainer_nodes_and_connect_to_rank_0(
-    run: RunCommand, place: Path, programs: Path
-) -> None:
-    write_job(place, rollout={"workers": 3, "heartbeat_timeout_s": 20})
-    render(run, "--setup", "setup.sh")
-    assert end(start(place, STARTED_RANK="0")) == 0
-    ((words, token),) = read_lines(place / "workers.jsonl")
-    assert words[:8] == ["--connect", "n1:28507", "--workers", "3", "--node", "0", "--nodes", "2"]
-    assert words[8] == "--parent" and words[10:] == ["--silent", "20.0", "--logs", f"{place}/runs/run/logs"]
-    assert read_lines(place / "placed.jsonl") == [["0.0.0.0:28507", token]] and len(token) == 48
-    (place / "workers.jsonl").unlink()
-    assert end(start(place, STARTED_RANK="8", MTRL_WORKER_TOKEN="the user's own token")) == 0
-    ((words, token),) = read_lines(place / "workers.jsonl")
-    assert words[4:8] == ["--node", "1", "--nodes", "2"] and token == "the user's own token"
-    assert len(read_lines(place / "placed.jsonl")) == 1, "only rank 0 listens"
-    has_token = read_lines(place / "servers.jsonl")
-    assert has_token and not any(has_token), "servers connect to no rank"
 
 
 def test_failed_job_goes_back_into_the_queue_as_often_as_retries_say(

@@ -140,7 +140,8 @@ def test_step_with_images_is_replayed_from_its_tape(looked: Path, run: RunComman
     assert "replayed 64 rollouts of step 10; 0 differ" in told and ", as recorded" in told
 
 
-def test_check_reports_how_images_are_handled(looked: Path, run: RunCommand) -> None:
-    told = run("check", "--tools", TOOL_CONFIGS, "--model", looked / "checkpoints/000010").output
+def test_dry_run_reports_how_images_are_handled(looked: Path, run: RunCommand) -> None:
+    model = looked / "checkpoints/000010"
+    told = run("--data", "sight", "--tools", TOOL_CONFIGS, "--model", model, "--dry-run", "-v").output
     assert "it reads images: those of tools are in its message" in told
     assert "it never samples <|image_pad|>, <|video_pad|>, <|vision_start|>, <|vision_end|>" in told

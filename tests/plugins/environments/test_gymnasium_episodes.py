@@ -204,20 +204,23 @@ async def test_pictures_in_observations_and_of_what_is_rendered_are_images() -> 
 @pytest.mark.parametrize(
     ("name", "options", "problem", "remedy"),
     [
-        ("FrozenLak-v1", {}, "Did you mean: `FrozenLake`", "env install gymnasium --add"),
+        ("FrozenLak-v1", {}, "Did you mean: `FrozenLake`", "-m pip install"),
         ("FrozenLake-v1", {"args": {"size": 3}}, "cannot be made", "environment.args"),
         ("sample_gym:Echo-v0", {"args": {"space": "graph"}}, "a Graph space cannot be", "wrap the environment"),
         ("sample_gym:Nope-v0", {}, "cannot be made", "correct the name"),
-        ("no_such_package:Echo-v0", {}, "cannot be made", "mtrl-train env install gymnasium --add"),
-        ("FrozenLake-v1", {"python": sys.executable}, "has no gymnasium", "mtrl-train env install gymnasium"),
+        ("no_such_package:Echo-v0", {}, "cannot be made", "-m pip install"),
         ("FrozenLake-v1", {"python": "/no/python"}, "'/no/python' cannot be started", "/path/to/venv"),
-        ("FrozenLake-v1", {"python": None}, "gymnasium is not installed", "mtrl-train env install gymnasium"),
+        (
+            "FrozenLake-v1",
+            {"python": None},
+            f"{sys.executable} has no gymnasium",
+            "name its Python as `environment.python`",
+        ),
     ],
 )
 async def test_what_cannot_be_opened_is_refused_with_a_remedy(
-    name: str, options: dict[str, Any], problem: str, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, options: dict[str, Any], problem: str, remedy: str
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises(ConfigError) as raised:
         async with make_gateway(make_settings(f"gymnasium:{name}", **options)):
             pass

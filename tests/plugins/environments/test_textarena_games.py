@@ -159,8 +159,8 @@ async def test_what_cannot_be_opened_is_refused(
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("Modern-v0", "mtrl-train env install textarena --python PATH"),
-        ("Numbers-v0", "mtrl-train env install textarena --add no_such_numpy"),
+        ("Modern-v0", "install textarena for Python 3.12 or later"),
+        ("Numbers-v0", "-m pip install no_such_numpy"),
         ("Judged-v0", "set OPENROUTER_API_KEY where the run starts"),
     ],
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
+import tarfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,18 @@ from gateway.http.settings import Settings
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.sandbox.grader import Grader
-from gateway.sandbox.roots import roots_folder
+from gateway.sandbox.roots import add_root, roots_folder
 from gateway.tool_table import Source
-from gateway.types import Task
-from mtrl_plugins.harbor import task_file
+from gateway.types import Task, ToolCall
+from mtrl_plugins.harbor import harbor_rollout, task_file
 from mtrl_plugins.harbor.boxes import TaskBoxes
-from mtrl_plugins.harbor.harbor_toolset import END_STEP, HarborToolset
+from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP, HarborToolset, call_task
 from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.try_tasks import try_tasks
 from tests.live_server import live_server
 from tests.plugins.harbor.harbor_runs import make_settings, open_tasks, play, write_turns
 from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, SEPARATE, WRONG, Sample, reward, step, write_task
+from tests.sandbox.roots import export, make_tree
 from tests.trainer.policy_scripts import render_calls
 from trainer.rollout.rollout import StopReason
 from trainer.setup import load_data, make_gateway
@@ -81,7 +84,9 @@ BAD = {
     "gpus": ({"task.toml": "[environment]\ngpus = 1\n"}, r"environment\.gpus: 1: a box has no GPU"),
     "windows": ({"task.toml": '[environment]\nos = "Windows"\n'}, "environment.os: 'Windows': boxes are Linux"),
     "user": ({"task.toml": '[agent]\nuser = "agent"\n'}, "agent.user: 'agent': a box has one user"),
-    "step-user": ({"task.toml": '[[steps]]\nname = "a"\n[steps.verifier]\nuser = 1000\n'}, r"steps\.0\.verifier\.user"),
+    "step-user": ({"task.toml": '[environment]\ndocker_image = "busybox"\n[[steps]]\nname = "a"\n'
+                                '[steps.verifier]\nuser = 1000\n', "steps/a/instruction.md": "Do a."},
+                  r"verifier\.user: the root 'busybox' has no user 1000"),
     "sidecar": ({"task.toml": 'artifacts = [{source = "/a", service = "db"}]\n'}, r"artifacts\.0\.service: 'db'"),
     "stdio": ({"task.toml": '[[environment.mcp_servers]]\nname = "s"\ntransport = "stdio"\ncommand = "x"\n'},
               r"environment\.mcp_servers\.0\.transport: 'stdio': a box starts no MCP server"),
@@ -301,6 +306,93 @@ async def test_time_of_a_task_ends_its_calls_and_what_is_there_is_graded(tmp_pat
         rollout = await runs.run(slow, slow)
         assert rollout.stop is StopReason.TOOL_DONE and "The time for it is over" in str(rollout.ledger.messages[-1])
         assert rollout.infos["harbor"]["rewards"] == {"reward": 1.0}
+
+
+async def test_calls_of_a_policy_have_most_of_its_time_and_what_is_there_then_is_graded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_task(tmp_path, SAMPLES[0])
+    given: list[float] = []
+
+    async def note(session: Any, name: str, **arguments: float) -> dict[str, Any]:
+        given.extend(arguments.values() if name == BEGIN else ())
+        return await call_task(session, name, **arguments)
+
+    async with open_tasks(tmp_path) as runs:
+        async with runs.gateway.open(Task("hello")) as session:
+            await call_task(session, BEGIN, most_s=0.001)
+            results = [await session.call(ToolCall("1", "shell", f'{{"command": "{RIGHT}"}}')) for _ in range(2)]
+            assert [result.done for result in results] == [False, True] and "is over" in results[1].text
+            assert (await call_task(session, END_STEP, is_last=True))["rewards"] == {"reward": 1.0}
+        monkeypatch.setattr(harbor_rollout, "call_task", note)
+        await play(runs, "hello", [RIGHT])
+        assert given == [runs.limits.timeout_s / 2]
+
+
+ROOT_USERS = "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\nchecker:x:7:7::/srv:/bin/sh\n"
+
+
+def add_root_of_users(folder: Path) -> str:
+    """A root with users, and files that some of them may not read."""
+    tree = make_tree(folder / "tree")
+    for name, text in {
+        "etc/passwd": ROOT_USERS, "etc/group": "root:x:0:\nstaff:x:50:agent\n", "root/secret": "42\n",
+        "home/agent/note": "mine\n", "app/shared": "ours\n", "app/key": "42\n",
+    }.items():  # fmt: skip
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+    rights = {"./root": (0o700, 0, 0), "./home/agent/note": (0o600, 1000, 1000), "./app/shared": (0o640, 0, 50),
+              "./app/key": (0o400, 0, 0)}  # fmt: skip
+
+    def own(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 0
+        if member.name in rights:
+            member.mode, member.uid, member.gid = rights[member.name]
+        return member
+
+    with tarfile.open(folder / "users.tar", "w") as tar:
+        tar.add(tree, ".", filter=own)
+    return add_root("users", folder / "users.tar")[0].name
+
+
+async def test_users_of_a_task_have_their_names_and_homes_and_read_nothing_that_the_image_keeps_from_them(
+    tmp_path: Path,
+) -> None:
+    add_root_of_users(tmp_path)
+    look = "echo $(whoami) $HOME $(cd; cat note) $(cat /app/shared); cat /root/secret /app/key 2> /dev/null"
+    tests = """#!/bin/sh
+[ "$(cat /app/answer)" = "agent /home/agent mine ours" ] && [ "$(whoami) $HOME" = "checker /srv" ] &&
+[ "$(cat /root/secret)" = 42 ]; echo $((1 - $?)) > /logs/verifier/reward.txt
+"""
+    config = f'artifacts = ["/app/answer"]\n[agent]\nuser = "agent"\n{SEPARATE}user = 7\n'
+    write_task(tmp_path / "tasks", Sample("users", config, {"tests/test.sh": tests}, ((f"({look}) > /app/answer",),)))
+    async with open_tasks(tmp_path / "tasks", roots={"busybox": "users"}) as runs:
+        rollout, scored = await play(runs, "users", [f"({look}) > /app/answer; cat /app/answer"])
+        assert scored == 1.0, rollout.ledger.messages
+        assert "the solutions of users are worth 1" in await try_folder(tmp_path / "tasks", roots={"busybox": "users"})
+    image = roots_folder() / "users/image.json"
+    image.write_text(json.dumps({**json.loads(image.read_text()), "closed": None}))
+    said = await try_folder(tmp_path / "tasks", roots={"busybox": "users"})
+    assert "agent.user: the root 'users' does not say what its users may read: remove it, and add it again" in said
+
+
+async def test_tests_with_an_image_of_their_own_see_of_the_policys_box_its_artifacts_alone(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree")
+    (tree / "tests").mkdir()
+    (tree / "tests/test.sh").write_text(
+        '#!/bin/sh\n[ "$(cat /app/answer)" = "$(cat /etc/expected)" ] && [ ! -e /etc/policy ]\n'
+        "echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    )
+    (tree / "etc/expected").write_text("42\n")
+    add_root("checker", export(tree, tmp_path / "checker.tar"))
+    config = f'artifacts = ["/app/answer"]\n{SEPARATE}[verifier.environment]\ndocker_image = "checker"\n'
+    write_task(tmp_path / "tasks", Sample("own", config))
+    async with open_tasks(tmp_path / "tasks") as runs:
+        for command, reward in ((RIGHT, 1.0), (WRONG, 0.0), ("cp /etc/expected /app/answer", 0.0)):
+            rollout, scored = await play(runs, "own", [f"{command}; touch /etc/policy; cat /etc/expected"])
+            assert scored == reward, rollout
+            assert "No such file" in str(rollout.ledger.messages), "the policy's root is another"
+    assert "the solutions of own are worth 1" in await try_folder(tmp_path / "tasks")
 
 
 async def test_box_has_what_the_task_says_and_no_more_than_the_run_file_allows(

@@ -30,7 +30,7 @@ class ServerProcess:
         self.token_file.write_text(TOKEN)
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = port or probe.getsockname()[1]
-        self.name = f"{host}:{self.port}"
+        self.name = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self.url = f"http://{self.name}"
         command = (sys.executable, "-m", "gateway.cli", "sandboxes", "--host", host, "--port", self.port)
         self._command = list(map(str, (*enter, *command, "--token-file", self.token_file, *options)))

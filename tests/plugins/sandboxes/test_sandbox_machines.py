@@ -6,6 +6,8 @@ import itertools
 import json
 import signal
 import socket
+import ssl
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,18 +18,21 @@ import anyio
 import httpx2
 import psutil
 import pytest
-from anyio import to_thread
-from anyio.abc import SocketAttribute, SocketStream
+from anyio import lowlevel, to_thread
+from anyio.abc import ByteStream, SocketAttribute, SocketStream
+from anyio.streams.tls import TLSListener
 from pydantic import ValidationError
 
 from gateway.build import build_plan
 from gateway.config.models import Limits
 from gateway.errors import ConfigError, Unavailable
 from gateway.gateway import Gateway
+from gateway.http import endpoint
 from gateway.limits import LimitedToolset
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.process.reaper import Reaper
+from gateway.sandbox import heartbeats
 from gateway.sandbox.cgroups import PREFIX, find_parent
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
 from gateway.sandbox.grade_settings import GradeSettings
@@ -40,6 +45,8 @@ from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall
 from mtrl_plugins.sandboxes import machines
 from mtrl_plugins.sandboxes.machines import find_machines
+from tests.mcp_client.test_http_access import Certificates, relay
+from tests.plugins.sandboxes.conftest import Served
 from tests.plugins.sandboxes.machine_servers import (
     TOKEN,
     ServerProcess,
@@ -287,6 +294,82 @@ async def test_starts_of_clients_that_go_away_hold_no_place(
                 tasks.cancel_scope.cancel()
             await wait_for(1)
         await wait_for(0)
+
+
+async def test_start_that_is_done_before_its_client_is_seen_to_be_gone_holds_no_place(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, running = server
+    monkeypatch.setattr(endpoint, "GRACE_S", 2 * PATIENCE_S)  # Nobody looks meanwhile.
+    running.lease_s, is_gone, ended = 10 * PATIENCE_S, threading.Event(), threading.Event()
+
+    class Box:
+        """Starts at once when its client is gone."""
+
+        async def stop(self) -> None:
+            ended.set()
+
+    async def start(*_: object, **__: object) -> Box:
+        await to_thread.run_sync(is_gone.wait)
+        for _ in range(20):
+            await lowlevel.checkpoint()
+        return Box()
+
+    monkeypatch.setattr(running.provider, "start", start)
+    assert settings.remote is not None and settings.remote.url is not None
+    host, _, port = settings.remote.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        lines = ("POST /v1/sandboxes HTTP/1.1", f"host: {host}", f"authorization: Bearer {TOKEN}",
+                 "content-type: application/json", "content-length: 2", "", "{}")  # fmt: skip
+        client.sendall("\r\n".join(lines).encode())
+        await wait_until(lambda: running._starting == 1)
+    is_gone.set()
+    await wait_until(ended.is_set)
+    assert not running.leases and running._count_running() == 0
+
+
+async def test_machine_is_reached_over_tls_by_a_private_authority_and_keeps_its_sandboxes(
+    start_server: StartServer, reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server-key.pem")
+    server = start_server("--lease", 1)
+
+    async def forward(stream: ByteStream) -> None:
+        await relay(stream, await anyio.connect_tcp("127.0.0.1", server.port))
+
+    plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    secure, port = TLSListener(plain, context, standard_compatible=False), plain.extra(SocketAttribute.local_port)
+    heartbeats.make_tls.cache_clear()
+    try:
+        async with secure, anyio.create_task_group() as tasks:
+            tasks.start_soon(secure.serve, forward)
+            settings = settings_of(f"https://127.0.0.1:{port}")
+            problem = await to_thread.run_sync(find_provider_problem, settings)
+            assert "certificate" in str(problem).lower(), problem
+            heartbeats.make_tls.cache_clear()
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+            assert await to_thread.run_sync(find_provider_problem, settings) is None
+            async with opened(choose_provider(settings, reaper), settings) as box:
+                assert await shell(box, "echo here > a; cat a") == "here"
+                began = anyio.current_time()
+                await wait_until(lambda: anyio.current_time() > began + 3)  # Without signs of life its lease is over.
+                assert await shell(box, "cat a") == "here"
+            tasks.cancel_scope.cancel()
+    finally:
+        heartbeats.make_tls.cache_clear()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+async def test_machine_is_reached_by_its_address_of_ipv6(start_server: StartServer, reaper: Reaper) -> None:
+    server = start_server(host="::1")
+    settings = settings_of(server)
+    assert await to_thread.run_sync(find_provider_problem, settings) is None
+    boxes = await start_all(choose_provider(settings, reaper), settings, 2)
+    assert places(boxes) == {f"[::1]:{server.port}": 2}
+    assert [await shell(box, "echo here") for box in boxes] == ["here", "here"]
+    await stop_all(boxes)
 
 
 async def test_start_takes_no_more_than_half_of_its_calls_time_to_wait(

@@ -84,29 +84,14 @@ def test_digest_of_a_step_agrees_with_its_rows(url: str) -> None:
     assert digests[0]["values"]["blame"]["tool"]["rollouts"] == 1
 
 
-def test_tools_are_counted_by_step_and_in_all(url: str) -> None:
-    found = get_json(f"{url}/tools")
-    assert (found["first"], found["last"], [*found["tools"]]) == (1, STEPS, ["draw_bars", "look_up"])
-    for name, tool in found["tools"].items():
-        assert [digest["step"] for digest in tool["steps"]] == [*range(1, STEPS + 1)]
-        assert tool["calls"] == sum(digest["calls"] for digest in tool["steps"]) == tool["outcomes"]["ok"]
-        assert name in get_json(f"{url}/rollouts/{tool['slowest']}")["row"]["tools"]
-    assert found["tools"]["draw_bars"]["times"] == {"p50": 0.31, "p95": 0.31, "max": 0.31}
-    some = get_json(f"{url}/tools?step=3-4")
-    assert (some["first"], some["last"]) == (3, 4) and some["tools"]["look_up"]["calls"] == 32
-    assert [digest["step"] for digest in some["tools"]["look_up"]["steps"]] == [3, 4]
-
-
 def test_steps_without_rollouts_are_left_out(url: str) -> None:
     assert get_json(f"{url}/steps?step=7-900")[-1]["step"] == STEPS
     assert get_json(f"{url}/steps?step=900") == get_json(f"{url}/steps?step=4-3") == []
-    assert get_json(f"{url}/tools?step=900") == {"first": None, "last": None, "tools": {}}
 
 
-@pytest.mark.parametrize("view", ["steps", "tools"])
 @pytest.mark.parametrize("step", ["x", "1-x", "-1", f"0-{10**30}", "1;drop", "1-2-3"])
-def test_steps_that_are_no_range_are_refused_with_message(url: str, view: str, step: str) -> None:
-    code, message = get_error(f"{url}/{view}?step={step}")
+def test_steps_that_are_no_range_are_refused_with_message(url: str, step: str) -> None:
+    code, message = get_error(f"{url}/steps?step={step}")
     assert code == 422 and "step" in message
 
 
@@ -114,7 +99,7 @@ def test_only_the_last_steps_of_a_long_range_are_digested(sample_run: Path, monk
     monkeypatch.setattr(step_digest, "MAX_STEPS", 3)
     run = index_run(name_runs([sample_run])[0])
     assert [digest["step"] for digest in run.steps()] == [6, 7, 8]
-    assert (run.tools(0, 5)["first"], run.tools(0, 5)["last"]) == (3, 5)
+    assert [digest["step"] for digest in run.steps(0, 5)] == [3, 4, 5]
     run.close()
 
 
@@ -128,7 +113,8 @@ def test_times_of_calls_are_those_that_were_measured(tmp_path: Path) -> None:
     times = [*range(1, 21), -1.0, nan, inf, "soon", None]
     rollouts = [make_rollout(1, tool_entry("look_up", time), index=index) for index, time in enumerate(times)]
     run = write_run(tmp_path / "run", [*rollouts, make_rollout(1, tool_entry("never", None, Outcome.TIMEOUT))])
-    tools = run.tools()["tools"]
+    (digest,) = run.steps()
+    tools = digest["tools"]
     assert tools["look_up"]["calls"] == 25 and tools["look_up"]["slowest"] == 19
     assert tools["look_up"]["times"] == {"p50": 10, "p95": 19, "max": 20}
     never = tools["never"]
@@ -146,7 +132,7 @@ def test_hostile_names_are_values_and_bounded(tmp_path: Path) -> None:
     first, second = run.steps()
     for property in ("kind", "source", "tool"):
         assert {*first["values"][property]} == {HOSTILE, injection}
-    assert {*run.tools(1, 1)["tools"]} == {HOSTILE, injection}
+    assert {*first["tools"]} == {HOSTILE, injection}
     assert len(json.dumps(second["values"]["kind"])) + len(json.dumps(second["tools"])) < 1000
     run.close()
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mtrl_plugins.agents.check_agent import check_agent
 from tests.trainer.engine_sglang.engine_harness import hosting
 from tests.trainer.engine_sglang.model_server import ModelServer
 from tests.trainer.train.jobs import demo_model
@@ -20,6 +19,7 @@ from tests.trainer.train.test_modes import (
 from tests.trainer.train.trainings import NATIVE
 from trainer.ledger import Author
 from trainer.storage.rollout_file import Rollouts
+from trainer.train.dry_run import dry_run
 from trainer.train.evaluate import compare_run
 from trainer.train.replay_step import replay_step
 from trainer.train.settings import TrainSettings
@@ -91,7 +91,7 @@ async def test_an_agent_with_a_served_teacher_is_checked(tools: str, one_thread:
     console = string_console()
     async with hosting(ModelServer(demo_model()).app()) as url:
         job = agent_job(tools, sampling={}, algorithm={"kl": {"reference": {"url": url}}})
-        assert await check_agent(job, console), console.file.getvalue()  # type: ignore[attr-defined]
+        assert await dry_run(job, console), console.file.getvalue()  # type: ignore[attr-defined]
 
 
 async def test_trained_agent_is_compared_with_the_model_before(tools: str, tmp_path: Path, one_thread: None) -> None:

@@ -179,7 +179,7 @@ MISTAKES: Mapping[str, Mistake] = {
     "a run file as tools": typed("--tools job.yaml", "is a run file, not a file of tools", "`mtrl-train --config`"),
     "a run file as servers": typed("--mcp job.yaml", "job.yaml: is a run file, not a file of MCP servers"),
     "tools as servers": typed("--mcp tools.yaml", "is a file of tools, not of MCP servers", "name it with --tools"),
-    "a run file as verl's": typed("init new --from verl job.yaml", "job.yaml: is a run file of mtrl already"),
+    "a run file as verl's": typed("translate job.yaml", "job.yaml: is a run file of mtrl already"),
     "a run file to translate": typed("--verl-config job.yaml", "nothing to translate", "mtrl-train --config job.yaml"),
     "no run to resume": typed("--resume", "runs: there is no run to resume", "name its folder with --out"),
     "another run to resume": typed("--resume --out nowhere", "nowhere: not a training run"),
