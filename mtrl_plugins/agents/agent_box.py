@@ -310,8 +310,8 @@ class AgentBox:
             return AgentExit(NOT_STARTED, f"{self.program.word} cannot be started: {error}")
         output = done.stdout[-settings.output_chars :] if settings.output_chars else ""
         if done.stopped:
-            late = "task" if limit_s < within_s else "rollout"
-            return AgentExit(ENDED_FROM_OUTSIDE, f"{output}\n{done.stopped}", late if done.stopped == TOO_LONG else "")
+            is_late = done.stopped == TOO_LONG and limit_s < within_s
+            return AgentExit(ENDED_FROM_OUTSIDE, f"{output}\n{done.stopped}", is_late)
         return AgentExit(NOT_STARTED if done.status is None else done.status, output)
 
     async def _place(self, sandbox: Sandbox, about: Mapping[str, Any], words: Mapping[str, str], folder: str) -> None:

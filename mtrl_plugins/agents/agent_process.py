@@ -42,8 +42,8 @@ class AgentExit:
     code: int
     output: str
     """The end of its output and its errors."""
-    late: str = ""
-    """Whose time was over when it was ended for that, which is no failure: the `task`'s, or the `rollout`'s."""
+    is_late: bool = False
+    """Whether it was ended since the task's time was over, which is no failure."""
 
     def describe(self) -> str:
         """The end in words, with the last lines of output."""

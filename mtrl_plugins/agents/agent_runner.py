@@ -83,9 +83,6 @@ class AgentHandle:
 
 log = logging.getLogger(__name__)
 
-END_S = 10.0
-"""What putting an agent into its box, and ending it there, may take beside its own time."""
-
 
 @dataclass(frozen=True)
 class AgentRunner(RolloutRunner):
@@ -127,10 +124,6 @@ class _AgentRollout:
     infos: dict[str, Any] = field(default_factory=dict)
     box: AgentBox | None = None
     """What the agent's program is confined by."""
-    deadline: float = math.inf
-    """When the rollout's time is over."""
-    is_over: bool = False
-    """Whether it was over before the agent had ended, so that what was there by then is graded."""
 
     async def run(self) -> Rollout:
         started = time.perf_counter()
@@ -195,29 +188,24 @@ class _AgentRollout:
     async def _grade(self, box: AgentBox, scope: anyio.CancelScope) -> str | None:
         """Grades what the agent left, in the grader's own time: the rollout's stands still. Returns what is asked
         next, if anything is."""
-        began, ends, scope.deadline = anyio.current_time(), scope.deadline, math.inf
-        rewards, infos, question = await box.task.end(is_last=self.is_over or self.session.stop is not None)
-        took_s = anyio.current_time() - began
-        self.deadline, scope.deadline = self.deadline + took_s, ends + took_s
+        rest_s, scope.deadline = scope.deadline - anyio.current_time(), math.inf
+        rewards, infos, question = await box.task.end(is_last=self.session.stop is not None)
+        scope.deadline = anyio.current_time() + rest_s
         self.session.rewards |= rewards
         self.infos |= infos
         return question
 
     async def _play(self, tools: AnySession, scope: anyio.CancelScope) -> tuple[StopReason, str]:
-        """Runs the agent until it ends, or the time is over; one that is graded then has time to end by itself."""
+        """Runs the agent until it ends, or the time is over."""
         settings, wall_s = self.runner.host.settings, self.runner.limits.timeout_s
-        is_graded = self.box is not None and self.box.task.tools.grader is not None
         if settings.external and not await self.runner.host.wait_for_program(self.session):
             return StopReason.AGENT_FAILED, f"no program opened a session within {settings.open_s:g} s"
-        self.deadline = min(self.deadline, anyio.current_time() + wall_s)
-        scope.deadline = self.deadline + (settings.stop_s + END_S if is_graded else 0.0)
+        scope.deadline = min(scope.deadline, anyio.current_time() + wall_s)
         failure = ""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._cancel_after_stop, tasks.cancel_scope)
             failure = await self._run_agent(tools)
             tasks.cancel_scope.cancel()
-        if not self.is_over:
-            scope.deadline = self.deadline
         return self.session.stop or self._judge(failure)
 
     async def _cancel_after_stop(self, agent: anyio.CancelScope) -> None:
@@ -235,14 +223,13 @@ class _AgentRollout:
             return await self._call_function(tools)
         host, about = self.runner.host, self.runner.host.endpoint.describe(self.session, URL if self.box else "")
         if self.box is not None:
-            ended = await self.box.run(about, max(0.0, self.deadline - anyio.current_time()))
+            ended = await self.box.run(about, self.runner.limits.timeout_s)
         else:
             ended = await run_agent(settings, about, host.reaper)
         self.infos |= {"agent_output": ended.output, "agent_exit": ended.code}
-        self.is_over = ended.late == "rollout"
-        if ended.late:
-            self.infos["agent_failure"] = f"the time of the {ended.late} was over"
-        return "" if ended.late or ended.code == 0 else f"the agent {ended.describe()}"
+        if ended.is_late:
+            self.infos["agent_failure"] = "the time that the task gives was over"
+        return "" if ended.is_late or ended.code == 0 else f"the agent {ended.describe()}"
 
     async def _wait_for_end(self, idle_s: float) -> str:
         """Waits until the session's program ends it, or sends nothing for too long."""
@@ -276,9 +263,6 @@ class _AgentRollout:
         """What the agent's end means."""
         if self.session.overflow:
             return StopReason.LENGTH_ROLLOUT, self.session.overflow
-        wall_s, engine_s = self.runner.limits.timeout_s, self.session.use.busy_s
-        if self.is_over and engine_s > wall_s / 2:  # No doing of the policy's.
-            return StopReason.WALL_TIME, f"not finished within {wall_s:g} s, of which the engine took {engine_s:.0f}"
         if not self.session.tree.turns:
             return StopReason.AGENT_FAILED, failure or "the agent ended without asking the policy for anything"
         if failure and self.runner.host.settings.on_failure == "lost":

@@ -47,8 +47,7 @@ class SessionUse:
 
     def __init__(self) -> None:
         self._under_way = 0
-        self._ended_at = self._began_at = time.monotonic()
-        self._busy_s = 0.0
+        self._ended_at = time.monotonic()
         self.abandoned = False
         """Whether the session was ended because it was idle for too long."""
 
@@ -57,11 +56,6 @@ class SessionUse:
         """For how long there was no request; 0 while one is under way."""
         return 0.0 if self._under_way else time.monotonic() - self._ended_at
 
-    @property
-    def busy_s(self) -> float:
-        """For how long there were requests."""
-        return self._busy_s + (time.monotonic() - self._began_at if self._under_way else 0.0)
-
     def touch(self) -> None:
         """Notes a request that is over at once."""
         self._ended_at = time.monotonic()
@@ -69,16 +63,12 @@ class SessionUse:
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """A block in which a request is answered."""
-        if not self._under_way:
-            self._began_at = time.monotonic()
         self._under_way += 1
         try:
             yield
         finally:
             self._under_way -= 1
             self.touch()
-            if not self._under_way:
-                self._busy_s += self._ended_at - self._began_at
 
     def remaining_s(self, limit_s: float) -> float:
         """Seconds until the session was idle for so long, if nothing comes; 0 if it was."""

@@ -34,9 +34,8 @@ class HarborRollout(ToolsAndFeedback):
         self._end: dict[str, Any] | None = None
 
     async def begin(self) -> Step:
-        """The chat of the first step. Calls that take most of the rollout's time are the policy's doing: what they left
-        by then is graded in the rest."""
-        return self._ask(await call_task(self._start.session, BEGIN, most_s=self._start.limits.timeout_s / 2))
+        """The chat of the first step."""
+        return self._ask(await call_task(self._start.session, BEGIN))
 
     def check_finished(self, turn: Turn) -> bool | StopReason:
         goes_on = turn.reply.calls or turn.reply.problems or self._steps > 1

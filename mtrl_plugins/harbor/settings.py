@@ -124,7 +124,7 @@ class HarborSettings(EnvironmentSettings):
         """Reads all tasks, and plays the solutions of some. Raises ConfigErrors with what is wrong."""
         from mtrl_plugins.harbor.try_tasks import try_tasks
 
-        return await try_tasks(self, gateway, getattr(settings, "agent", None))
+        return await try_tasks(self, gateway, getattr(settings, "agent", None), settings.limits.timeout_s)
 
 
 def _read_prompt(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -25,10 +26,13 @@ TRY_S = 1200.0
 """What a solution and its tests have, which is what both have by default."""
 
 
-async def try_tasks(settings: HarborSettings, gateway: AnyGateway, agent: AgentSettings | None = None) -> str:
-    """What the tasks are; raises ConfigErrors with all problems, also for an agent that is to play them."""
+async def try_tasks(
+    settings: HarborSettings, gateway: AnyGateway, agent: AgentSettings | None = None, timeout_s: float = inf
+) -> str:
+    """What the tasks are; raises ConfigErrors with all problems, also for an agent that is to play them within the
+    time of a rollout."""
     folders = {name: folder for split in settings.folders.values() for name, folder in split.items()}
-    problems, n_shared = await to_thread.run_sync(_read_tasks, settings, folders, agent)
+    problems, n_shared, times = await to_thread.run_sync(_read_tasks, settings, folders, agent)
     names = [name for name in folders if name not in problems]
     sample = names[:: max(1, -(-len(names) // SAMPLE))]
     for name in sample:
@@ -44,14 +48,21 @@ async def try_tasks(settings: HarborSettings, gateway: AnyGateway, agent: AgentS
         f"; shared tests of {format_count(n_shared, 'task')} run the policy's programs, which may write a reward "
         "(`separate` tests do not) or void it (`missing: 0` makes that 0)"
     )
-    return f"{found}; the solutions of {', '.join(sample)} are worth 1{cheats if n_shared else ''}"
+    late = [time_s for time_s in times if time_s >= timeout_s]
+    stopped = (
+        f"; `limits.timeout_s` ({timeout_s:g} s) ends agents before the time of {format_count(len(late), 'task')} is "
+        f"over, and what it ends is not graded: make it more than {max(late, default=0):g}"
+    )
+    end = f"{cheats if n_shared else ''}{stopped if late else ''}"
+    return f"{found}; the solutions of {', '.join(sample)} are worth 1{end}"
 
 
 def _read_tasks(
     settings: HarborSettings, names: Iterable[str], agent: AgentSettings | None
-) -> tuple[dict[str, ConfigError], int]:
-    """What is wrong with tasks, by name; how many others have tests in the policy's box."""
-    problems, n_shared = dict[str, ConfigError](), 0
+) -> tuple[dict[str, ConfigError], int, list[float]]:
+    """What is wrong with tasks, by name; how many others have tests in the policy's box; the times that they give an
+    agent, its end included."""
+    problems, n_shared, times = dict[str, ConfigError](), 0, list[float]()
     if agent is not None:
         from mtrl_plugins.agents.agent_box import find_program
     for name in names:
@@ -60,10 +71,11 @@ def _read_tasks(
             task = boxes.task
             if agent is not None:
                 find_program(agent, boxes.policy_boxes[0], [f"{server}_..." for server, _ in boxes.servers])
+                times.append(sum(time + agent.stop_s for step in task.steps if (time := task.agent_time_of(step))))
             n_shared += not all(task.is_separate(step) for step in task.steps)
         except ConfigError as error:
             problems[name] = error
-    return problems, n_shared
+    return problems, n_shared, times
 
 
 async def _try_solution(name: str, gateway: AnyGateway) -> str:

@@ -16,9 +16,10 @@ from gateway.tool_table import Source
 from tests.live_server import live_server
 from tests.plugins.harbor.harbor_runs import make_settings, open_agent
 from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, SEPARATE, Sample, reward, step, write_task
-from tests.plugins.harbor.test_harbor_tasks import try_folder
+from tests.plugins.harbor.test_harbor_tasks import environment_of, try_folder
 from tests.sandbox.roots import export, make_tree
 from trainer.rollout.rollout import StopReason
+from trainer.setup import make_gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -58,18 +59,7 @@ async def test_agent_whose_time_is_over_gets_sigterm_and_what_it_left_is_graded(
     async with open_agent(tmp_path, agent(code), ["Hi."]) as runs:
         rollout, score = await runs.play("short")
     assert (rollout.stop, score) == (StopReason.DONE, 1.0), rollout
-    assert rollout.infos["agent_failure"] == "the time of the task was over"
-
-
-async def test_step_of_an_agent_that_uses_up_the_rollouts_time_is_graded_and_the_next_is_worth_nothing(
-    tmp_path: Path,
-) -> None:
-    tests = {**step("one", PASSES), **step("two", reward("echo 1"))}
-    write_task(tmp_path, Sample("two", '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', tests))
-    code = f"ask x; {RIGHT}; sleep 600"
-    async with open_agent(tmp_path, agent(code, stop_s=0.3), ["Hi."], limits={"timeout_s": 4.0}) as runs:
-        rollout, score = await runs.play("two")
-    assert (rollout.stop, score) == (StopReason.DONE, 0.5), rollout
+    assert rollout.infos["agent_failure"] == "the time that the task gives was over"
 
 
 async def test_each_step_starts_the_agent_anew_in_the_box_that_it_left(tmp_path: Path) -> None:
@@ -144,6 +134,18 @@ async def test_program_of_a_root_that_cannot_start_is_told_by_the_dry_run(
         assert f"the root 'busybox' has no program '{missing}'" in said, (name, said)
     for name in ("good", "linked"):
         assert "are worth 1" in await try_folder(tasks, agent={"command": [f"/app/{name}"]})
+
+
+async def test_dry_run_tells_where_the_time_of_rollouts_ends_an_agent_before_its_tasks_does(tmp_path: Path) -> None:
+    write_task(tmp_path, Sample("long", "[agent]\ntimeout_sec = 600\n", {"tests/test.sh": PASSES}))
+    write_task(tmp_path, SAMPLES[0])
+    settings = make_settings(tmp_path, agent=agent("ask x", stop_s=5.0))
+    async with make_gateway(settings) as gateway:
+        section = environment_of(tmp_path)
+        for timeout_s, told in ((605.0, True), (606.0, False)):
+            limits = settings.limits.model_copy(update={"timeout_s": timeout_s})
+            said = await section.try_out(gateway, settings.model_copy(update={"limits": limits}))
+            assert ("ends agents before the time of 1 task is over" in said and "more than 605" in said) is told, said
 
 
 async def test_agent_reaches_the_tools_of_a_tasks_mcp_servers_by_the_endpoint_or_is_refused(tmp_path: Path) -> None:
