@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from array import array
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from hashlib import blake2b
 from pathlib import Path
 from typing import cast, get_args
 
+import anyio.lowlevel
 from rich.console import Console
 
 from gateway.errors import ConfigError
 from gateway.tape import ReplayGateway
+from gateway.types import Image
 from trainer.collect_rollouts import load_run_settings
-from trainer.engine.base import EngineError, FinishReason, Generation, Sampling
-from trainer.engine.scripted import Answer, ScriptedEngine
-from trainer.ledger import Author, Entry
+from trainer.engine.base import EngineError, FinishReason, Generation, OnIds, Sampling
+from trainer.engine.scripted import ScriptedEngine
+from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
 from trainer.setup import load_data, load_template, make_sampling, make_stepper, trust_model
@@ -45,7 +49,7 @@ async def replay_rollouts(run: Path, console: Console) -> bool:
             if task is None:
                 remedy = "replay it beside the data that it was made from"
                 raise ConfigError(f"the task {before.task!r} is no longer there", file=settings.data, remedy=remedy)
-            engine = ScriptedEngine(scripted_policy(before))
+            engine = RecordedPolicy(before)
             sampling, stepper = make_sampling(settings), make_stepper(settings)
             runner = RolloutRunner(engine, template, gateway, settings.limits, sampling, stepper, seed=settings.seed)
             if player is not None:
@@ -69,29 +73,58 @@ def replayable_rollouts(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, 
             yield rollout, failed[rollout.group, rollout.index]
 
 
-def scripted_policy(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
-    """Answers with what the policy sampled. Each turn is found by its prompt, since agents and sub-agents may ask for
-    theirs in another order."""
-    by_prompt = _turns_by_prompt(rollout)
+class RecordedPolicy(ScriptedEngine):
+    """Answers with what the policy sampled. Each turn is found by the digest of its prompt, since agents and sub-agents
+    may ask for theirs in another order."""
 
-    def say(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
-        if not by_prompt[tuple(ids)]:
+    def __init__(self, rollout: Rollout) -> None:
+        super().__init__({})
+        self._turns: dict[bytes, deque[Entry]] = defaultdict(deque)
+        for ledger in rollout.ledgers:
+            prompt = _PromptDigest()
+            for entry in ledger:
+                if entry.author is Author.POLICY:
+                    self._turns[prompt.value].append(entry)
+                prompt.add(entry.ids, Ledger((entry,)).images)
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        key: str = "",
+        group: str = "",
+        images: Sequence[Image] = (),
+        on_ids: OnIds | None = None,
+    ) -> Generation:
+        await anyio.lowlevel.checkpoint()
+        prompt = _PromptDigest()
+        prompt.add(ids, images)
+        turns = self._turns.get(prompt.value)
+        if not turns:
             raise EngineError(f"a prompt of {len(ids)} tokens was not sent in the recorded run")
-        turn = by_prompt[tuple(ids)].pop(0)
+        turn = turns.popleft()
+        if on_ids is not None:
+            on_ids(turn.ids)
         stop = cast(FinishReason, turn.finish_reason) if turn.finish_reason in get_args(FinishReason) else "stop"
         version, earlier = turn.version or 0, turn.earlier_versions
         return Generation(turn.ids, turn.logprobs or (), stop, version, turn.cached_tokens, earlier)
 
-    return say
 
+class _PromptDigest:
+    """A digest of a prompt's ids and images that grows with the prompt."""
 
-def _turns_by_prompt(rollout: Rollout) -> dict[tuple[int, ...], list[Entry]]:
-    turns: dict[tuple[int, ...], list[Entry]] = defaultdict(list)
-    for ledger in rollout.ledgers:
-        for start, entry in zip(ledger.starts, ledger, strict=True):
-            if entry.author is Author.POLICY:
-                turns[ledger.ids[:start]].append(entry)
-    return turns
+    def __init__(self) -> None:
+        self._ids, self._images = blake2b(digest_size=16), blake2b(digest_size=16)
+
+    def add(self, ids: Sequence[int], images: Sequence[Image]) -> None:
+        self._ids.update(array("q", ids).tobytes())
+        for image in images:
+            self._images.update(image.digest.encode())
+
+    @property
+    def value(self) -> bytes:
+        return self._ids.digest() + self._images.digest()
 
 
 def describe_difference(before: Rollout, after: Rollout) -> str:

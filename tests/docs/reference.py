@@ -324,8 +324,8 @@ def _members(name: str, thing: Any, shown: set[tuple[str, str]]) -> Iterator[tup
 
 
 def _first(thing: Any) -> str:
-    """The first sentence of a docstring."""
-    return re.split(r"(?<=[.])\s+(?=[A-Z`])", (inspect.getdoc(thing) or "").partition("\n\n")[0])[0]
+    """The first paragraph of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n\n")[0]
 
 
 def python() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 import trainer.collect_rollouts
+from gateway.types import Image
 from tests.trainer.cli_data import FEEDBACK_ROW, PLAIN_ROW, TOOLS, RunCommand, write_rows
 from tests.trainer.policy_scripts import render_calls
 from tests.trainer.scripted_train import make_scripted_engine
 from trainer.cli import app
-from trainer.ledger import Author, Ledger
+from trainer.engine.base import EngineError, Sampling
+from trainer.ledger import Author, Entry, Ledger
+from trainer.replay_rollouts import RecordedPolicy
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.storage.rollout_file import Rollouts, RolloutWriter
 
@@ -138,3 +142,40 @@ def test_tampered_run_differs_from_its_replay(
             writer.add(rollout)
     told = run("replay", recorded, code=1).output
     assert words in told and "1 of them differ" in told
+
+
+def written(*ids: int) -> Entry:
+    return Entry(Author.POLICY, ids, logprobs=(-1.0,) * len(ids), finish_reason="stop")
+
+
+@pytest.mark.anyio
+async def test_long_recorded_rollout_is_read_once_and_each_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(written(number, 1), Entry(Author.TOOL, (number, 2, 3))) for number in range(200)]
+    ledger = Ledger((Entry(Author.TASK, (7,)), *(entry for pair in pairs for entry in pair)))
+    read: list[int] = []
+
+    def count(code: str, ids: tuple[int, ...]) -> array[int]:
+        read.append(len(ids))
+        return array(code, ids)
+
+    monkeypatch.setattr("trainer.replay_rollouts.array", count)
+    policy = RecordedPolicy(Rollout("t", ledger, StopReason.DONE))
+    assert sum(read) == len(ledger), "prompts are not kept or read anew for each turn"
+    prompts = [ledger.ids[:start] for start, entry in zip(ledger.starts, ledger, strict=True) if entry.logprobs]
+    said = [(await policy.generate(prompt, Sampling())).ids for prompt in prompts]
+    assert said == [turn.ids for turn in ledger.turns]
+    assert sum(read) == len(ledger) + sum(map(len, prompts)) and not policy.requests
+
+
+@pytest.mark.anyio
+async def test_turns_with_the_same_prompt_are_replayed_in_order_and_those_with_other_images_apart() -> None:
+    def ledger(image: bytes, *ids: int) -> Ledger:
+        return Ledger((Entry(Author.TASK, (1, 2), parts=(Image(image),), spans=((1, 2),)), written(*ids)))
+
+    earlier = (ledger(b"cat", 3), ledger(b"dog", 4))
+    policy = RecordedPolicy(Rollout("t", ledger(b"cat", 5), StopReason.DONE, earlier=earlier))
+    for image, answer in ((b"dog", 4), (b"cat", 3), (b"cat", 5)):
+        assert (await policy.generate((1, 2), Sampling(), images=(Image(image),))).ids == (answer,)
+    for images in ((), (Image(b"cat"),)):
+        with pytest.raises(EngineError, match="a prompt of 2 tokens was not sent in the recorded run"):
+            await policy.generate((1, 2), Sampling(), images=images)

@@ -142,6 +142,12 @@ class AdaptiveEntropySettings(FrozenModel):
     max: NonNegativeFloat = 1.0
     """Its largest value."""
 
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"no coefficient lies between a `min` of {self.min} and a `max` of {self.max}")
+        return self
+
 
 class AlgorithmSettings(FrozenModel):
     """How a step learns from its rollouts. Clips and aggregation default to those of the algorithm; all other defaults
@@ -196,4 +202,12 @@ class AlgorithmSettings(FrozenModel):
             raise ValueError(
                 "`ratio: proximal` needs `mismatch.truncate`, which weighs stale tokens; set it to `token`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_first_coefficient(self) -> Self:
+        bonus = self.adaptive_entropy
+        if bonus is not None and not bonus.min <= self.entropy_coefficient <= bonus.max:
+            first = f"the first coefficient, `entropy_coefficient: {self.entropy_coefficient}`"
+            raise ValueError(f"{first}, is not within `adaptive_entropy`'s {bonus.min} to {bonus.max}")
         return self

@@ -18,10 +18,9 @@ from gateway.errors import ConfigError
 from gateway.tape import ReplayGateway
 from gateway.types import EMPTY
 from trainer.algorithms.train_batch import build_train_batch, has_learning_signal
-from trainer.engine.scripted import ScriptedEngine
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
-from trainer.replay_rollouts import describe_difference, replayable_rollouts, scripted_policy
+from trainer.replay_rollouts import RecordedPolicy, describe_difference, replayable_rollouts
 from trainer.reward.scorer import ScoredGroup
 from trainer.rollout.observer import NullObserver
 from trainer.rollout.rollout import Rollout
@@ -145,7 +144,7 @@ async def _replay_rollouts(job: Job, step: _RecordedStep, log: Callable[[str], N
     }
     replayed: dict[tuple[str, int], Rollout] = {}
     for (group, index), (before, attempt) in recorded.items():
-        engine = ScriptedEngine(scripted_policy(before))
+        engine = RecordedPolicy(before)
         async with engine:
             runner = job.make_runner(engine, NullObserver())
             after = await runner.run(step.tasks[before.group], group=group, index=index, attempt=attempt)

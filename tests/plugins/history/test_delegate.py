@@ -34,7 +34,7 @@ from tests.trainer.policy_scripts import encode_turns, make_gateway, render_call
 from trainer.engine.base import EngineError
 from trainer.engine.scripted import ScriptedEngine
 from trainer.ledger import Author, Ledger
-from trainer.replay_rollouts import scripted_policy
+from trainer.replay_rollouts import RecordedPolicy
 from trainer.reward.attempt import Attempt
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutSettings
@@ -111,7 +111,7 @@ def test_each_sampled_id_is_trained_once_behind_the_ids_that_the_engine_read(
     assert rollout.infos["delegate"].get("calls", 0) <= settings["times"]
     outside = rollout.infos["delegate"].get("tokens", 0)
     assert outside <= limits["rollout_tokens"], "what sub-agents write counts for the rollout's limit"
-    again, _ = anyio.run(lambda: play((), {}, engine=ScriptedEngine(scripted_policy(rollout))))
+    again, _ = anyio.run(lambda: play((), {}, engine=RecordedPolicy(rollout)))
     assert [ledger.ids for ledger in again.ledgers] == [ledger.ids for ledger in rollout.ledgers]
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from tests.trainer.rollout_strategies import ledgers
 from trainer import algorithms
-from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings, OverlongSettings
+from trainer.algorithms.settings import AdaptiveEntropySettings, AlgorithmSettings, MismatchSettings, OverlongSettings
 from trainer.algorithms.token_weights import TokenWeightError, compute_token_weights, weigh_all_turns, weigh_last_turn
 from trainer.ledger import Author, Entry, Ledger
 
@@ -61,6 +61,11 @@ def test_settings_are_read_without_torch() -> None:
         (lambda: MismatchSettings(bounds=(3.0, 2.0)), r"no ratio is within \[3.0, 2.0\]"),
         (lambda: OverlongSettings(limit=10, buffer=20), "buffer of 20 tokens does not lie within a limit of 10"),
         (lambda: AlgorithmSettings(clip_high=math.inf), "clip_high"),
+        (lambda: AdaptiveEntropySettings(min=0.3, max=0.2), "no coefficient lies between a `min` of 0.3 and a `max`"),
+        (
+            lambda: AlgorithmSettings(entropy_coefficient=2.0, adaptive_entropy=AdaptiveEntropySettings()),
+            "`entropy_coefficient: 2.0`, is not within `adaptive_entropy`'s 0.0 to 1.0",
+        ),
     ],
 )
 def test_invalid_settings_are_rejected(make: type[AlgorithmSettings], text: str) -> None:

@@ -65,4 +65,4 @@ async def test_agent_that_changed_since_the_recording_is_reported(recorded: Path
     console = string_console()
     assert not await replay_rollouts(recorded, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "the agent sent a prompt" in text and "4 of them differ" in text
+    assert "other ids" in text and "4 of them differ" in text
