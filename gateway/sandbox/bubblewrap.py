@@ -359,11 +359,7 @@ def _system_files(layout: SandboxLayout) -> Iterator[str]:
 def _filter_file(confined: Confined) -> str:
     if not has_filter():
         return os.devnull
-    is_counted = confined.group is not None
-    program = filter_program(
-        confined.settings.network != "none", is_counted, is_counted or not confined.reserves_memory
-    )
-    return shared_file(program)
+    return shared_file(filter_program(confined.settings.network != "none", confined.group is not None))
 
 
 def _mounts_file(folders: Sequence[str], disk_mb: int, files: int) -> str:

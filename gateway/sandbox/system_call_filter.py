@@ -2,7 +2,7 @@
 
 It refuses what no tool needs and what attacks on kernels begin with: keys, BPF, tracing, io_uring, new user namespaces,
 the kernel's log, typing into a terminal; Internet sockets where a sandbox has no network; and where no control group
-counts memory, that which no process has. Other calls are the kernel's to judge.
+counts memory, files of it without a name. Other calls are the kernel's to judge.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import struct
 from collections.abc import Iterator
 from functools import cache
 
-LOAD, EQUAL, AT_LEAST, AND_BITS, RETURN, KEEP_BITS = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
-NUMBER_AT, ARCHITECTURE_AT, FIRST_ARGUMENT_AT, SECOND_ARGUMENT_AT, FOURTH_ARGUMENT_AT = 0, 4, 16, 24, 40
+LOAD, EQUAL, AT_LEAST, AND_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NUMBER_AT, ARCHITECTURE_AT, FIRST_ARGUMENT_AT, SECOND_ARGUMENT_AT = 0, 4, 16, 24
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-NOT_PERMITTED, NO_MEMORY, NO_SUCH_CALL, NOT_SUPPORTED, NO_SUCH_FAMILY = 1, 12, 38, 95, 97
+NOT_PERMITTED, NO_SUCH_CALL, NOT_SUPPORTED, NO_SUCH_FAMILY = 1, 38, 95, 97
 NO_CALL = REFUSE | NO_SUCH_CALL
 NEW_USER = 0x10000000
 X32 = 0x40000000
 """Numbers of the x32 interface begin there; they would get past a list of numbers."""
-SHARED_MEMORY = 0x21
-"""MAP_SHARED and MAP_ANONYMOUS."""
 TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into a terminal."""
 LOCAL_FAMILIES = (1,)
@@ -45,10 +43,11 @@ CALLS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Numbers of the system calls that are refused."""
 UNCOUNTED: dict[str, dict[str, int]] = {
-    "x86_64": {"memfd_create": 319, "shmget": 29, "mmap": 9},
-    "aarch64": {"memfd_create": 279, "shmget": 194, "mmap": 222},
+    "x86_64": {"memfd_create": 319, "memfd_secret": 447},
+    "aarch64": {"memfd_create": 279, "memfd_secret": 447},
 }
-"""Numbers of those that give memory which is in no folder, and may be in no process."""
+"""Numbers of those that give files of memory which are in no folder, and may be in no process. Databases and web
+servers need segments and shared mappings, which stay."""
 CHECKED: dict[str, dict[str, int]] = {
     "x86_64": {"socket": 41, "ioctl": 16, "clone": 56, "unshare": 272, "clone3": 435, "fallocate": 285},
     "aarch64": {"socket": 198, "ioctl": 29, "clone": 220, "unshare": 97, "clone3": 435, "fallocate": 47},
@@ -63,13 +62,10 @@ def has_filter() -> bool:
 
 
 @cache
-def filter_program(has_loopback: bool, counts_memory: bool = True, counts_shared: bool = True) -> bytes:
-    """The filter for this machine; of where no control group counts memory, and limits of processes not what they
-    share."""
+def filter_program(has_loopback: bool, counts_memory: bool = True) -> bytes:
+    """The filter for this machine; `counts_memory`: a control group does."""
     machine = os.uname().machine
-    calls, uncounted = CHECKED[machine], dict(UNCOUNTED[machine])
-    mmap = uncounted.pop("mmap")
-    shares = [*_instruction(KEEP_BITS, SHARED_MEMORY), *_when(EQUAL, SHARED_MEMORY, REFUSE | NO_MEMORY)]
+    calls, uncounted = CHECKED[machine], UNCOUNTED[machine]
     families = LOOPBACK_FAMILIES if has_loopback else LOCAL_FAMILIES
     steps = [
         *_instruction(LOAD, ARCHITECTURE_AT),
@@ -78,7 +74,6 @@ def filter_program(has_loopback: bool, counts_memory: bool = True, counts_shared
         *(_when(AT_LEAST, X32, NO_CALL) if machine == "x86_64" else ()),
         *(step for number in CALLS[machine].values() for step in _when(EQUAL, number, REFUSE | NOT_PERMITTED)),
         *(step for number in uncounted.values() if not counts_memory for step in _when(EQUAL, number, NO_CALL)),
-        *(() if counts_shared else _for_call(mmap, FOURTH_ARGUMENT_AT, shares)),
         *_when(EQUAL, calls["clone3"], NO_CALL),
         *_when(EQUAL, calls["fallocate"], REFUSE | NOT_SUPPORTED),
         *_for_call(calls["socket"], FIRST_ARGUMENT_AT, _only(families)),

@@ -30,8 +30,8 @@ class AgentSandbox(SandboxSettings):
     network: Annotated[Network, AfterValidator(check_network)] = "loopback"
     """`loopback`: the endpoint alone; a list of hosts: these, too, as in tool files."""
     memory_mb: Annotated[int, Field(ge=32, le=MAX_MB)] = 4096
-    """Memory of all processes together. Where cgroups cannot be written: of each process, without shared mappings of
-    `/dev/zero`; `control_groups: required` is strict."""
+    """Memory of all processes together. Where cgroups cannot be written: of each process, and shared memory is not
+    counted; `control_groups: required` is strict."""
     processes: Annotated[int, Field(ge=1, le=4_000_000)] = 512
     """Processes and threads."""
     disk_mb: Annotated[int, Field(ge=1, le=MAX_MB)] = 1024

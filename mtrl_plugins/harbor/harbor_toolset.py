@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from math import fsum, inf
-from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
@@ -115,11 +114,12 @@ class HarborSession:
         self.tools.grader = self._make_grader(0)  # Its boxes keep their files.
         self._box = SandboxSession(self.tools, "")
         self._sandbox: Sandbox | None = None
+        self._preparing = anyio.Lock()
         self.own_specs: list[ToolSpec] = [*self.tools.specs]
         """The tools of this task alone."""
         self._servers: dict[str, Session] = {}
-        self._number, self.left_s, self._all_left_s = 0, inf, inf
-        """The step, and what is left of the time for the policy's calls in it, and in all steps."""
+        self._number, self.left_s = 0, inf
+        """The step, and what is left of the time for the policy's calls in it."""
         self._rewards: list[Mapping[str, float]] = []
         self._planted = 0.0
 
@@ -161,7 +161,6 @@ class HarborSession:
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         try:
             if call.name == BEGIN:
-                self._all_left_s = json.loads(call.arguments).get("most_s", inf)
                 return ToolResult(structured=await self._begin_step())
             if call.name == END_STEP:
                 is_last = json.loads(call.arguments).get("is_last", False)
@@ -193,48 +192,40 @@ class HarborSession:
             limit_s = min(limit_s, max(LEAST_S, self.left_s))
         with anyio.move_on_after(limit_s):
             result = await self._servers.get(call.name, self._box).call(call, context)
-            took_s = monotonic() - started
-            self.left_s, self._all_left_s = self.left_s - took_s, self._all_left_s - took_s
+            self.left_s -= monotonic() - started
             return result
         return ToolResult((Text("The tool did not answer in time."),), Outcome.TIMEOUT, reason="no answer in time")
 
     async def get_box(self) -> Sandbox:
         """The rollout's box. A new one gets the task's files."""
-        box = await self._box.get_sandbox()
-        if box is not self._sandbox:
-            self._sandbox, user = box, self.boxes.users[self._number]
-            with suppress(NoGrade):
-                await self._run(f"{user.become}mkdir -p {AGENT_LOGS} {LOGS} {ARTIFACTS}", SETUP_S)
-            if user.closed:
-                await place_files(box, {}, LOGS, user.closed)
-            if not self._box.has_left:
-                await self._upload(self.boxes.upload)
-        return box
-
-    async def _upload(self, folder: Path | None) -> None:
-        """Puts the files of a folder into the working folder."""
-        if folder is not None:
-            await place_files(await self.get_box(), {self.boxes.workdir: folder}, LOGS)
+        async with self._preparing:  # No call runs in a box before what its user may not read is gone.
+            box = await self._box.get_sandbox()
+            if box is not self._sandbox:
+                user = self.boxes.users[self._number]
+                with suppress(NoGrade):
+                    await _run(box, f"{user.become}mkdir -p {AGENT_LOGS} {LOGS} {ARTIFACTS}", SETUP_S)
+                if user.closed:
+                    await place_files(box, {}, LOGS, user.closed)
+                if not self._box.has_left and self.boxes.upload is not None:
+                    await place_files(box, {self.boxes.workdir: self.boxes.upload}, LOGS)
+                self._sandbox = box
+            return box
 
     async def _run(self, command: str, timeout_s: float) -> Completed:
         """Runs a command in the box; raises NoGrade where there is no shell."""
-        box = await self.get_box()
-        try:
-            return await box.run(("/bin/sh", "-c", command), b"", timeout_s)
-        except OSError as error:
-            raise NoGrade(f"its root has no shell: {error}") from error
+        return await _run(await self.get_box(), command, timeout_s)
 
     async def _begin_step(self) -> dict[str, Any]:
         """Prepares a step's box; returns what the policy is asked. Raises NoGrade where something is in the way, which
         the policy may have left in the step before."""
         step = self._step
-        self.left_s = min(self.task.agent_time_of(step) or inf, self._all_left_s)
+        self.left_s = self.task.agent_time_of(step) or inf
         self.tools.settings = self.boxes.policy_boxes[self._number]
         if self.boxes.upload is not None:
             await self.get_box()
         folder = self.task.folders_of(step)[0] / "workdir"
         if step is not None and folder.is_dir():
-            await self._upload(folder)
+            await place_files(await self.get_box(), {self.boxes.workdir: folder}, LOGS)
             if (folder / "setup.sh").is_file():
                 done = await self._run(f"sh {shlex.quote(f'{self.boxes.workdir}/setup.sh')}", SETUP_S)
                 problem = f"steps/{step.name}/workdir/setup.sh failed: {_describe(done)}"
@@ -301,6 +292,13 @@ async def call_task(session: AnySession | Session, name: str, **arguments: float
         raise Unavailable(result.reason or result.text)
     answer: dict[str, Any] = result.structured
     return answer
+
+
+async def _run(box: Sandbox, command: str, timeout_s: float) -> Completed:
+    try:
+        return await box.run(("/bin/sh", "-c", command), b"", timeout_s)
+    except OSError as error:
+        raise NoGrade(f"its root has no shell: {error}") from error
 
 
 def _describe(done: Completed) -> str:

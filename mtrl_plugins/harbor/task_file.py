@@ -253,6 +253,9 @@ def _find_problems(task: HarborTask) -> Iterator[tuple[str, str]]:
         yield "environment", f"environment/{COMPOSE}: a task has one box"
     if not task.table.environment.docker_image and not (folder / "environment" / DOCKERFILE).is_file():
         yield "environment.docker_image", f"there is no image, and no environment/{DOCKERFILE}"
+    users = {str("root" if user in ROOT else user) for user, _ in map(task.users_of, task.steps)}
+    if len(users) > 1:  # What is closed to one is gone for the next.
+        yield "agent.user", f"{', '.join(sorted(users))}: the steps of a task have one user"
     for step in task.steps:
         own = task.folders_of(step)[0]
         if not task.is_separate(step) and not any((tests / "test.sh").is_file() for tests in task.tests_of(step)):

@@ -13,7 +13,7 @@ from gateway.sandbox.sandbox_settings import SandboxSettings
 ROOT = (None, "", "root", "0", 0)
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 BECOME = (
-    's="s/^{0}:[^:]*:[0-9]*:[0-9]*:/{0}:x:$(id -u):$(id -g):/p"; (sed -n "$s" /etc/passwd; sed "/^{0}:/d" /etc/passwd)'
+    's="s/^{0}:[^:]*:[0-9]*:[0-9]*:/{1}:x:$(id -u):$(id -g):/p"; (sed -n "$s" /etc/passwd; sed "/^{0}:/d" /etc/passwd)'
     " > /etc/.users && mv -f /etc/.users /etc/passwd; "
 )
 """Gives the box's user a name: the first line with its number."""
@@ -45,7 +45,7 @@ def find_user(user: str | int | None, box: SandboxSettings) -> BoxUser:
         raise ValueError(f"the root {root.name!r} does not say what its users may read: remove it, and add it again")
     groups = {line[2] for line in _read(root.files, "group") if found[0] in line[-1].split(",")} | {found[3]}
     hidden = (path for path, (owner, group) in closed.items() if str(owner) != found[2] and str(group) not in groups)
-    return BoxUser(found[5], BECOME.format(found[0]), tuple(hidden))
+    return BoxUser(found[5], BECOME.format(found[0].replace(".", "[.]"), found[0]), tuple(hidden))
 
 
 def _read(files: Path, name: str) -> list[list[str]]:

@@ -24,10 +24,10 @@ from gateway.native.native_toolset import NativeToolset
 from gateway.sandbox.grader import Grader
 from gateway.sandbox.roots import add_root, roots_folder
 from gateway.tool_table import Source
-from gateway.types import Task, ToolCall
-from mtrl_plugins.harbor import harbor_rollout, task_file
+from gateway.types import Task
+from mtrl_plugins.harbor import task_file
 from mtrl_plugins.harbor.boxes import TaskBoxes
-from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP, HarborToolset, call_task
+from mtrl_plugins.harbor.harbor_toolset import END_STEP, HarborToolset
 from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.try_tasks import try_tasks
 from tests.live_server import live_server
@@ -103,6 +103,9 @@ BAD = {
     "link": ({"instruction.md": Path("/etc/passwd")}, "instruction.md: is a link that leads out of the task"),
     "tests-link": ({"tests": Path("/etc")}, "tests: is a link that leads out of the task"),
     "solution-link": ({"solution": Path("/etc")}, "solution: is a link that leads out of the task"),
+    "step-users": ({"task.toml": '[environment]\ndocker_image = "busybox"\n[[steps]]\nname = "a"\n[steps.agent]\n'
+                                 'user = "alice"\n[[steps]]\nname = "b"\n', "steps/a/instruction.md": "Do a.",
+                    "steps/b/instruction.md": "Do b."}, "agent.user: alice, root: the steps of a task have one user"),
     "step-link": ({"task.toml": '[environment]\ndocker_image = "busybox"\n[[steps]]\nname = "a"\n',
                    "steps/a/instruction.md": "Do a.", "steps/a/tests/stolen": Path("/etc")},
                   "steps/a/tests/stolen: is a link that leads out of the task"),
@@ -306,27 +309,6 @@ async def test_time_of_a_task_ends_its_calls_and_what_is_there_is_graded(tmp_pat
         rollout = await runs.run(slow, slow)
         assert rollout.stop is StopReason.TOOL_DONE and "The time for it is over" in str(rollout.ledger.messages[-1])
         assert rollout.infos["harbor"]["rewards"] == {"reward": 1.0}
-
-
-async def test_calls_of_a_policy_have_most_of_its_time_and_what_is_there_then_is_graded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_task(tmp_path, SAMPLES[0])
-    given: list[float] = []
-
-    async def note(session: Any, name: str, **arguments: float) -> dict[str, Any]:
-        given.extend(arguments.values() if name == BEGIN else ())
-        return await call_task(session, name, **arguments)
-
-    async with open_tasks(tmp_path) as runs:
-        async with runs.gateway.open(Task("hello")) as session:
-            await call_task(session, BEGIN, most_s=0.001)
-            results = [await session.call(ToolCall("1", "shell", f'{{"command": "{RIGHT}"}}')) for _ in range(2)]
-            assert [result.done for result in results] == [False, True] and "is over" in results[1].text
-            assert (await call_task(session, END_STEP, is_last=True))["rewards"] == {"reward": 1.0}
-        monkeypatch.setattr(harbor_rollout, "call_task", note)
-        await play(runs, "hello", [RIGHT])
-        assert given == [runs.limits.timeout_s / 2]
 
 
 ROOT_USERS = "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\nchecker:x:7:7::/srv:/bin/sh\n"
