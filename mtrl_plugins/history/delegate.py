@@ -21,7 +21,7 @@ from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Text, ToolCa
 from gateway.types import Task as SessionTask
 from mtrl_plugins.history.delegate_settings import DelegateSettings
 from trainer.engine.base import Generation
-from trainer.ledger import Ledger, Message
+from trainer.ledger import SUB_AGENT, Ledger, Message
 from trainer.reward.attempt import ENDED
 from trainer.rollout.loop import RolloutLoop, RolloutRunner, Slot
 from trainer.rollout.observer import NullObserver, RolloutObserver
@@ -97,8 +97,12 @@ class Family:
     @property
     def ledgers(self) -> list[Ledger]:
         """Those of all sub-agents, also of one that was cancelled."""
-        builders = [child.builder for child in self.children]
-        return [ledger for builder in builders for ledger in (*builder.earlier, builder.ledger)]
+        return [
+            _name_ledger(ledger, child.task.id)
+            for child in self.children
+            for ledger in (*child.builder.earlier, child.builder.ledger)
+            if ledger.entries
+        ]
 
     @asynccontextmanager
     async def open(self, task: SessionTask) -> AsyncIterator[AnySession]:
@@ -111,11 +115,14 @@ class Family:
         parent = self.parent
         reserve = (len(calls) + 1) * parent.limits.turn_tokens
         share = (parent.budget - len(parent.ledger.expanded) - reserve) // len(calls)
-        children = [self._make_child(call, session, share) for call in calls]
-        results = [child if isinstance(child, ToolResult) else ToolResult() for child in children]
+        children = [self._make_child(call, session, share, len(calls)) for call in calls]
+        lost = ToolResult(outcome=Outcome.UNAVAILABLE, reason="another sub-agent of the turn was lost")
+        results = [child if isinstance(child, ToolResult) else lost for child in children]
 
         async def play(index: int, child: RolloutLoop) -> None:
             results[index] = await self._play(child)
+            if results[index].outcome is Outcome.UNAVAILABLE:  # The rollout is lost: nobody reads the others.
+                tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             for index, child in enumerate(children):
@@ -127,8 +134,8 @@ class Family:
                     tasks.start_soon(play, index, child)
         return results
 
-    def _make_child(self, call: ToolCall, session: AnySession, tokens: int) -> RolloutLoop | ToolResult:
-        """The chat of a sub-agent, or why there is none."""
+    def _make_child(self, call: ToolCall, session: AnySession, tokens: int, wanted: int) -> RolloutLoop | ToolResult:
+        """The chat of a sub-agent, or why there is none; `wanted`: the sub-agents that are asked for at once."""
         settings, parent, number = self.settings, self.parent, len(self.children) + 1
         text = read_task(call.arguments)
         if not text:
@@ -139,7 +146,9 @@ class Family:
             why = "too few tokens are left" if turns < 1 else f"there were {settings.times}, as many as may be"
             return ToolResult((Text(f"There is no further sub-agent: {why}."),), Outcome.ERROR)
         most = min(settings.tokens or parent.limits.rollout_tokens, parent.limits.rollout_tokens)
-        limits = parent.limits.model_copy(update={"assistant_turns": turns, "rollout_tokens": most})
+        calls_left = max(0, parent.limits.tool_calls - parent.counts["calls"] - wanted) // wanted
+        bounds = {"assistant_turns": turns, "rollout_tokens": most, "tool_calls": calls_left}
+        limits = parent.limits.model_copy(update=bounds)
         name = f"sub-agent {number}"
         question: Message = {"role": "user", "content": text}
         chat = ({"role": "system", "content": settings.system}, question) if settings.system else (question,)
@@ -161,6 +170,7 @@ class Family:
             rollout = await child.run()
         finally:
             self.counts["calls"] += 1
+            self.parent.counts["calls"] += child.counts["calls"]
             self.parent.spent_tokens = sum(len(turn.ids) for ledger in self.ledgers for turn in ledger.turns)
             self.counts["tokens"] = self.parent.spent_tokens
         elapsed_s = time.perf_counter() - started
@@ -179,6 +189,11 @@ class Family:
         return ToolResult(parts, outcome, done=is_over, metrics={"turns": len(rollout.turns)}, elapsed_s=elapsed_s)
 
 
+def _name_ledger(ledger: Ledger, name: str) -> Ledger:
+    first = ledger.entries[0]
+    return Ledger((replace(first, info={**first.info, SUB_AGENT: name}), *ledger.entries[1:]))
+
+
 def read_task(arguments: str) -> str:
     """The task in a call's arguments; empty if there is none."""
     try:
@@ -191,6 +206,9 @@ def read_task(arguments: str) -> str:
 
 class _SessionView:
     """A session whose calls are partly answered here."""
+
+    in_order = False
+    """Whether they are answered after the others, so that a tape has all calls in one order."""
 
     def __init__(self, session: AnySession, specs: Sequence[ToolSpec]) -> None:
         self.session, self.specs = session, specs
@@ -214,6 +232,10 @@ class _SessionView:
         others = [call for call in calls if not self.is_own(call)]
         if not own:
             return await self.session.calls(calls, context)
+        if self.in_order:
+            results = iter(await self.session.calls(others, context) if others else [])
+            own_results = iter(await self.answer(own))
+            return [next(own_results if self.is_own(call) else results) for call in calls]
         answers: list[ToolResult] = []
 
         async def answer_own() -> None:
@@ -236,7 +258,7 @@ class ParentSession(_SessionView):
         settings = family.settings
         spec = ToolSpec(settings.name, settings.description, PARAMETERS, owner="`delegate`")
         super().__init__(session, [*(one for one in session.specs if one.name != spec.name), spec])
-        self.family = family
+        self.family, self.in_order = family, family.player.in_order
 
     def is_own(self, call: ToolCall) -> bool:
         return call.name == self.family.settings.name

@@ -44,6 +44,12 @@ class DelegateSettings(RunPart):
     def check(self, settings: BaseRolloutSettings) -> None:
         if any(part.key == "agent" for part in settings.parts):
             raise ValueError("`delegate` and `agent` exclude each other: an agent has sub-agents of its own")
+        algorithm = getattr(settings, "algorithm", None)
+        if algorithm is not None and (kind := algorithm.credit.kind) != "outcome":
+            raise ValueError(
+                f"`delegate` does not go with `algorithm.credit.kind: {kind}`, which needs turns in the order of time;"
+                " sub-agents play beside their rollout: use `outcome`"
+            )
 
     def describe(self) -> str:
         return f"the policy may give tasks to up to {self.times} sub-agents of {self.turns} turns by `{self.name}`"

@@ -24,8 +24,8 @@ from gateway.user_code import UserCode
 from gateway.wire import to_plain
 from mtrl_plugins.trl.caller_thread import CallerThread, DeadlinePassed
 from mtrl_plugins.trl.rows import PROMPT
-from trainer.ledger import BRANCH, COPIED, Entry, Ledger, Message
-from trainer.reward.attempt import Attempt
+from trainer.ledger import COPIED, Entry, Ledger, Message
+from trainer.reward.attempt import Attempt, own_ledgers
 from trainer.reward.scorer import GivenRewards
 from trainer.rollout.rollout import Rollout
 
@@ -59,19 +59,18 @@ def _prompt(attempt: Attempt) -> str | Chat:
 
 
 def _opening(attempt: Attempt) -> Entry:
-    """The chat before the policy's first turn, with what an environment added to it. Sub-agents' chats have names."""
-    ledgers = attempt.rollout.ledgers
-    return next((ledger for ledger in ledgers if BRANCH not in ledger.entries[0].info), ledgers[-1]).entries[0]
+    """The chat before the policy's first turn, with what an environment added to it."""
+    return own_ledgers(attempt.rollout)[0].entries[0]
 
 
 def _completion(attempt: Attempt) -> str | Chat:
-    """What follows the prompt in all ledgers, once: the last message is the rollout's answer."""
+    """What follows the prompt in all chats but those of sub-agents, once: the last message is the rollout's answer."""
     if has_text_prompt(attempt):
         return attempt.response
     opening = _opening(attempt)
     names: dict[str, str] = {}
     known, chat = [*opening.messages], []
-    for ledger in attempt.rollout.ledgers:
+    for ledger in own_ledgers(attempt.rollout):
         for entry in ledger:
             if entry is opening or COPIED in entry.info or not entry.ids:
                 continue

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gateway.feedback.base import plain_text
 from gateway.types import EMPTY, Image, ToolCall
-from trainer.ledger import COPIED, Author, Entry, Ledger, Message
+from trainer.ledger import COPIED, SUB_AGENT, Author, Entry, Ledger, Message
 from trainer.rollout.rollout import STATES_INFO, Rollout, StopReason
 from trainer.rollout.steppers import CALLS_INFO
 from trainer.rollout.task import Task
@@ -24,11 +24,18 @@ class Decoder(Protocol):
     def decode_without_special(self, ids: Sequence[int]) -> str: ...
 
 
+def own_ledgers(rollout: Rollout) -> tuple[Ledger, ...]:
+    """The rollout's own chats, without those of its sub-agents."""
+    ledgers = rollout.ledgers
+    return tuple(each for each in ledgers if not any(SUB_AGENT in entry.info for entry in each.entries[:1]))
+
+
 def response_ids(rollout: Rollout) -> tuple[list[int], list[int]]:
-    """All ids after prompts, of the policy and of tools and feedback, once, and the mask that is 1 for the policy's."""
+    """All ids after prompts, of the policy and of tools and feedback, once, and the mask that is 1 for the policy's.
+    What sub-agents wrote is not in them."""
     ids: list[int] = []
     mask: list[int] = []
-    for ledger in rollout.ledgers:
+    for ledger in own_ledgers(rollout):
         for entry in ledger.entries[1:]:
             if COPIED in entry.info:
                 continue

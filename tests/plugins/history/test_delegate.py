@@ -35,10 +35,11 @@ from trainer.engine.base import EngineError
 from trainer.engine.scripted import ScriptedEngine
 from trainer.ledger import Author, Ledger
 from trainer.replay_rollouts import RecordedPolicy
-from trainer.reward.attempt import Attempt
+from trainer.reward.attempt import Attempt, own_ledgers
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutSettings
 from trainer.rollout.steppers import ToolsAndFeedback, find_failed_tools
+from trainer.train.settings import TrainSettings
 from trainer.view.branches import name_branches
 
 PAGE = render_calls(("read", {"page": 3, "words": 5}))
@@ -59,13 +60,10 @@ async def test_answer_of_a_sub_agent_is_the_tools_result_and_its_chat_a_ledger_o
     assert rollout.infos == {"delegate": {"calls": 1, "tokens": written}}
     assert [request.key for request in engine.requests] == ["g/t/0", *["g/t/sub-agent-1/0"] * 2, "g/t/0"]
     attempt = Attempt(TASK, rollout, decoder=TEMPLATE)  # type: ignore[arg-type]
-    assert attempt.answer == "It is 3." and attempt.response.count("Page 3 it was.") == 2
+    assert attempt.answer == "It is 3." and attempt.response.count("Page 3 it was.") == 1
     seen = trl_arguments([attempt], ())
     assert seen["prompts"] == [[*map(dict, TASK.messages)]]
-    assert [message["role"] for message in seen["completions"][0]] == [
-        *("system", "user", "assistant", "tool", "assistant"),
-        *("assistant", "tool", "assistant"),
-    ]
+    assert [message["role"] for message in seen["completions"][0]] == ["assistant", "tool", "assistant"]
     assert seen["completions"][0][-1]["content"] == "It is 3."
 
 
@@ -106,7 +104,7 @@ def test_each_sampled_id_is_trained_once_behind_the_ids_that_the_engine_read(
     for ledger in rollout.ledgers:
         assert sum(ledger.mask) == sum(len(turn.ids) for turn in ledger.turns)
     attempt = Attempt(TASK, rollout, decoder=TEMPLATE)  # type: ignore[arg-type]
-    written = sum(len(turn.ids) for turn in rollout.turns)
+    written = sum(len(turn.ids) for ledger in own_ledgers(rollout) for turn in ledger.turns)
     assert sum(attempt.response_ids[1]) == written
     assert rollout.infos["delegate"].get("calls", 0) <= settings["times"]
     outside = rollout.infos["delegate"].get("tokens", 0)
@@ -140,7 +138,8 @@ async def test_sub_agents_of_one_turn_play_at_once_or_for_a_tape_in_order(in_ord
     meets = {number: [render_calls(("meet", {"name": f"{number}"})), f"I am {number}."] for number in (1, 2)}
     turn = delegate("One.") + "\n" + render_calls(("meet", {"name": "0"})) + "\n" + delegate("Two.")
     rollout, _ = await play_family([turn, "done"], meets, meet, in_order=in_order)
-    assert rollout.stop is StopReason.DONE and len(arrived) == 3 and next(one for one in arrived if one != "0") == "1"
+    assert rollout.stop is StopReason.DONE and sorted(arrived) == ["0", "1", "2"]
+    assert not in_order or arrived == ["0", "1", "2"], "the turn's other calls are made first"
     answers = [str(message["content"]) for message in rollout.ledger.entries[2].messages]
     assert [answer.strip() for answer in answers] == ["I am 1.", "0", "I am 2."]
     assert name_branches(rollout)[:2] == ("sub-agent 1", "sub-agent 2")
@@ -153,6 +152,27 @@ async def test_failed_infrastructure_of_a_sub_agent_is_the_rollouts_and_never_a_
     assert "sub-agent-1: engine_failed: the server is gone" in rollout.reason
     assert find_failed_tools(rollout) == ["delegate"], "another rollout takes its place if it delegates, too"
     assert len(rollout.ledgers[0].turns) == 1, "what it wrote is kept"
+
+
+async def test_lost_sub_agent_ends_those_beside_it() -> None:
+    engine = ScriptedEngine(write_turns([f"{delegate('One.')}\n{delegate('Two.')}"], {1: [EngineError("gone")]}))
+    engine.hold("g/t/sub-agent-2/0")
+    rollout, _ = await play_family((), {}, engine=engine)
+    assert rollout.stop is StopReason.TOOL_FAILED and engine.cancelled == 1 and not rollout.rewards
+
+
+async def test_limit_of_calls_holds_for_a_rollout_with_its_sub_agents() -> None:
+    rollout, _ = await play_family([delegate("One.")] * 3, {1: [PAGE] * 9, 2: [PAGE] * 9}, limits={"tool_calls": 3})
+    results = [outcome for turn in rollout.ledgers for entry in turn for outcome in entry.outcomes]
+    assert len(results) <= 3, "two delegations, or one with two calls of its own"
+
+
+def test_credit_that_needs_turns_in_the_order_of_time_is_refused() -> None:
+    for kind in ("discounted", "scores", "turns"):
+        with pytest.raises(ValueError, match=rf"`delegate` does not go with `algorithm.credit.kind: {kind}`"):
+            TrainSettings.model_validate(
+                {"model": "m", "data": "d", "delegate": {}, "algorithm": {"credit": {"kind": kind}}}
+            )
 
 
 async def test_deadline_of_the_rollout_holds_for_its_sub_agents() -> None:

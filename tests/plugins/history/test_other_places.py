@@ -103,7 +103,7 @@ async def test_images_stay_with_the_ids_that_stand_for_them(seeing: Path, kind: 
     (prompt,), (completion,) = arguments["prompts"], arguments["completions"]
     answers = [part for message in completion if message["role"] == "tool" for part in message["content"]]
     assert prompt[0]["content"][0]["image"].size == (16, 16)
-    assert sum("image" in part for part in answers if isinstance(part, dict)) == 12
+    assert sum("image" in part for part in answers if isinstance(part, dict)) == 6, "those of its own chats"
 
 
 def make_settings(folder: Path) -> BaseRolloutSettings:
