@@ -130,9 +130,9 @@ GATEWAY = Stage(
     _serve,
     (
         View("gateway", _show_overview, in_docs=True),
-        View("gateway-tool", _show_tool_result, size=(1280, 1010), in_docs=True),
+        View("gateway-tool", _show_tool_result, size=(1280, 1010)),
         View("gateway-tools", _show_tools),
-        View("gateway-server", _show_server, in_docs=True),
+        View("gateway-server", _show_server),
         View("gateway-server-down", _show_down_server),
         View("gateway-calls", _show_calls),
         View("gateway-narrow", _show_tool_result, size=NARROW),
