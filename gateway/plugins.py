@@ -26,7 +26,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "client_files": (),
     "cluster": ("render", "wait-for-servers", "--ray", "--ray-servers"),
     "demo": ("demo", "sight", "shelves", "shell"),
-    "environments": ("environment", "env"),
+    "environments": ("environment",),
     "harbor": ("harbor",),
     "history": ("history", "delegate"),
     "judge": ("judge",),

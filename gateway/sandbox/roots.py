@@ -139,7 +139,7 @@ def add_root(name: str, archive: Path) -> tuple[Root, str]:
             unpacked = _Unpacked(Root(name, folder).files)
             image = _read_archive(archive, unpacked)
             _check_machine(unpacked)
-            described = {**image, "bytes": unpacked.bytes, "files": unpacked.members, "closed": unpacked.closed}
+            described = {**image, "bytes": unpacked.bytes, "files": unpacked.members, "closed": unpacked.find_closed()}
             (folder / DESCRIPTION).write_text(json.dumps(described), encoding="utf-8")
             folder.rename(root.folder)
         finally:
@@ -261,7 +261,7 @@ class _Unpacked:
     def __init__(self, folder: Path) -> None:
         self.folder, self.bytes, self.members, self.left_out = folder, 0, 0, 0
         self.closed = dict[str, tuple[int, int]]()
-        """What others may not read, with its owner, and the group that may; all files have one owner here."""
+        """What others may neither read nor run, with its owner, and the group that may; here all have one owner."""
         folder.mkdir(mode=0o755)
 
     def count(self, size: int) -> None:
@@ -292,6 +292,16 @@ class _Unpacked:
     def resolve(self, parts: Sequence[str]) -> Path:
         return resolve_inside(self.folder, parts)
 
+    def find_closed(self) -> Mapping[str, tuple[int, int]]:
+        """What is closed and still there: a later layer may have taken it away, or put a link in its way."""
+        folder = self.folder.resolve()
+        places = {inside: folder / inside[1:] for inside in self.closed}
+        return {
+            inside: self.closed[inside]
+            for inside, place in places.items()
+            if place != folder and os.path.lexists(place) and place.parent.resolve() == place.parent
+        }
+
     def _make_folders(self, place: Path) -> None:
         if not place.is_dir():
             _remove(place)
@@ -300,7 +310,7 @@ class _Unpacked:
 
     def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
         """Adds a member; whether it is of a kind that a root has. Nothing keeps the rights of another user."""
-        inside, right = f"/{path.relative_to(self.folder)}", 1 if member.isdir() else 4
+        inside, right = f"/{path.relative_to(self.folder)}", 1 if member.isdir() else 5
         self.closed.pop(inside, None)
         if not member.issym() and not member.mode & right:
             self.closed[inside] = member.uid, member.gid if member.mode & right << 3 else -1

@@ -3,7 +3,6 @@ loop tools that begin the task, end a step with its tests, and play its solution
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -163,8 +162,7 @@ class HarborSession:
             if call.name == BEGIN:
                 return ToolResult(structured=await self._begin_step())
             if call.name == END_STEP:
-                is_last = json.loads(call.arguments).get("is_last", False)
-                return ToolResult(structured=await self._end_step(is_last=is_last))
+                return ToolResult(structured=await self._end_step(is_last=call.arguments != "{}"))
             if call.name == SOLVE:
                 return ToolResult(structured=await self._solve())
             return await self._call_tool(call, context)
@@ -285,9 +283,9 @@ class HarborSession:
         return {"output": _describe(await self._run(command, min(self.left_s, SOLVE_S)))}
 
 
-async def call_task(session: AnySession | Session, name: str, **arguments: float) -> dict[str, Any]:
+async def call_task(session: AnySession | Session, name: str, *, is_last: bool = False) -> dict[str, Any]:
     """What a tool of the training loop answers. Raises Unavailable."""
-    result = await session.call(ToolCall(name, name, json.dumps(arguments)), LOOP)
+    result = await session.call(ToolCall(name, name, '{"is_last": true}' if is_last else "{}"), LOOP)
     if result.outcome is not Outcome.OK:
         raise Unavailable(result.reason or result.text)
     answer: dict[str, Any] = result.structured

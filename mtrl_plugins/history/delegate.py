@@ -79,7 +79,10 @@ class DelegatingRunner(RolloutRunner):
         family = Family(RolloutRunner(**_fields_of(self)), self.player, task, place)
         rollout = await family.parent.run()
         earlier = (*rollout.earlier, *(ledger for ledger in family.ledgers if ledger.turns))
-        return replace(rollout, earlier=earlier, infos={**rollout.infos, self.player.settings.key: {**family.counts}})
+        chats = (family.parent, *family.children)
+        drift = sum((Counter(chat.infos.get("drift", {})) for chat in chats), Counter[str]())
+        infos = {**rollout.infos, self.player.settings.key: {**family.counts}}
+        return replace(rollout, earlier=earlier, infos=infos | ({"drift": {**drift}} if drift else {}))
 
 
 class Family:

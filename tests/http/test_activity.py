@@ -1,4 +1,4 @@
-"""Tests of /v1/live (running calls, open sessions)."""
+"""Tests of /v1/live (running calls)."""
 
 from __future__ import annotations
 

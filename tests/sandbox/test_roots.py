@@ -255,15 +255,21 @@ def test_entrypoint_of_an_image_is_told_and_what_it_keeps_from_others_is_noted(
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     shell = ("bin/sh", (make_tree(tmp_path / "tree") / "bin/busybox").read_bytes())
-    first = [member("root", 0o700, tarfile.DIRTYPE), member("key", 0o640), member("opened", 0o600), member("gone", 0)]
-    second = [member("opened", 0o644), member(".wh.gone", 0o644), member("own", 0o600, user=7)]
+    first = [
+        member("root", 0o700, tarfile.DIRTYPE), member("key", 0o640), member("opened", 0o600), member("gone", 0),
+        member("program", 0o711), member("data/key", 0o600), member("shared/key", 0o644),
+    ]  # fmt: skip
+    second = [
+        member("opened", 0o644), member(".wh.gone", 0o644), member("own", 0o600, user=7), member(".wh.data", 0o644),
+        make_link("data", "/shared"),
+    ]  # fmt: skip
     archive = save(
         tmp_path / "image.tar", [make_layer([shell, *first]), make_layer(second)],
         config={"Entrypoint": ["/start.sh", "now"]},
     )  # fmt: skip
     root, told = add_root("served", archive)
     assert told == "its entrypoint is not run: /start.sh now"
-    assert root.image["closed"] == {"/root": [0, -1], "/key": [0, 50], "/gone": [0, -1], "/own": [7, -1]}
+    assert root.image["closed"] == {"/root": [0, -1], "/key": [0, 50], "/own": [7, -1]}
     assert not (root.files / "gone").exists()
 
 

@@ -154,6 +154,12 @@ async def test_failed_infrastructure_of_a_sub_agent_is_the_rollouts_and_never_a_
     assert len(rollout.ledgers[0].turns) == 1, "what it wrote is kept"
 
 
+async def test_drift_of_a_sub_agents_chat_is_the_rollouts() -> None:
+    spaced = PAGE.replace(": ", ":   ")
+    rollout, _ = await play_family([delegate("One.")], {1: [spaced, "Page 3."]})
+    assert rollout.stop is StopReason.DONE and sum(rollout.infos["drift"].values()) == 1
+
+
 async def test_lost_sub_agent_ends_those_beside_it() -> None:
     engine = ScriptedEngine(write_turns([f"{delegate('One.')}\n{delegate('Two.')}"], {1: [EngineError("gone")]}))
     engine.hold("g/t/sub-agent-2/0")
