@@ -32,4 +32,5 @@ async def test_workers_of_a_job_play_on_a_real_server(mode: str, server: ServerP
     assert [step["step"] for step in steps] == [1, 2] and [step["rollout/lost"] for step in steps] == [0] * STEPS
     assert max(step["agreement/max"] for step in steps) <= AGREE
     if mode == "synchronous":  # Otherwise tokens may be of earlier weights.
-        assert 0 < max(step["mismatch/max"] for step in steps) <= 10 * AGREE
+        # A step whose groups have equal rewards each teaches nothing, and has no mismatch.
+        assert all(0 < step["mismatch/max"] <= 10 * AGREE for step in steps if step["groups/teaching"])
