@@ -68,8 +68,9 @@ with urllib.request.urlopen(request) as response:
 ANSWERS: dict[str, Any] = {**TEXTS, **VALUES}
 
 
-@pytest.mark.parametrize("layout", ["chat", "parts"])
-@pytest.mark.parametrize("trick", ANSWERS)
+@pytest.mark.parametrize(
+    ("trick", "layout"), [*((trick, "chat") for trick in ANSWERS), ("controls", "parts"), ("objects", "parts")]
+)
 async def test_large_answers_leave_over_http(trick: str, layout: str) -> None:
     freeze_garbage()
     async with live_server_async(lambda: Gateway([answering(ANSWERS[trick])])) as server:
@@ -97,7 +98,7 @@ async def test_large_structured_answers_are_decoded(trick: str) -> None:
     assert json.loads(result.text) == VALUES[trick]
 
 
-@pytest.mark.parametrize("trick", ANSWERS)
+@pytest.mark.parametrize("trick", ["controls", "objects", "texts"])
 async def test_large_answers_are_recorded(trick: str, tmp_path: Path) -> None:
     answer = ANSWERS[trick]
     async with gateway_beside(answering(answer)) as gateway, healthy_calls(gateway) as meanwhile:
