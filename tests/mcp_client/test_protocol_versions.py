@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ async def serve_everything(port: int) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
+        process.kill()
+        with anyio.fail_after(PATIENCE_S, shield=True), suppress(anyio.EndOfStream):
+            while process.stdout is not None:  # Until the fork has ended, too, and its port is free.
+                await process.stdout.receive()
         await kill_process_group(process)
 
 
