@@ -27,7 +27,7 @@ from trainer.template import Template
 
 ROOT = Path(__file__).parents[2]
 STEPS = 2
-SMALL = {"prompts": 4, "n": 4, "steps": STEPS, "evaluation": {"every": 0, "after": False}, "record": False}
+SMALL = {"prompts": 8, "steps": STEPS, "evaluation": {"every": 0, "after": False}, "record": False}
 OPTIONS = ServerOptions(context=512, cache_tokens=16384, device="cpu", tokenizer=True)
 SHOWN = [{"type": "text", "text": "Look:"}, {"type": "image"}, {"type": "image"}]
 PICTURES = [picture(1, 60, 50), picture(2, 90, 47)]
