@@ -129,7 +129,7 @@ def source_of(schema: Schema) -> Source:
     return Source("trap", NativeToolset([tool]))
 
 
-@pytest.mark.parametrize("trick", SLOW)
+@pytest.mark.parametrize("trick", [*SLOW][1:])  # The first one ends alike, and is what other tests cut short.
 async def test_slow_check_ends_and_disturbs_no_healthy_caller(trick: str) -> None:
     build_schema, build_arguments = SLOW[trick]
     schema, arguments = build_schema(), build_arguments()
