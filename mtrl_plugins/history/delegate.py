@@ -108,7 +108,7 @@ class Family:
     def ledgers(self) -> list[Ledger]:
         """Those of all sub-agents, also of one that was cancelled."""
         return [
-            _add_info(ledger, {SUB_AGENT: child.task.id} | self._restricted)
+            _add_info(ledger, {SUB_AGENT: child.task.id, **self._restricted})
             for child in self.children
             for ledger in (*child.builder.earlier, child.builder.ledger)
             if ledger.entries
