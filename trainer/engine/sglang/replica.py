@@ -146,7 +146,7 @@ class Replica:
             answer = await self._send(running, body, streamed)
             if (given_up := find_abort(answer)) is not None:
                 raise ServerUnavailable(f"SGLang at {self.url} stopped generating: {given_up}")
-            generation = parse_generation(answer, len(ids), sampling.max_tokens, bool(images))
+            generation = parse_generation(answer, len(ids), sampling, bool(images))
             return self._check_versions(running, generation)
         except RequestRefused as error:
             if weights.adapter and weights.adapter in str(error):  # A restarted server does not have them.
