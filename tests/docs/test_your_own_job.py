@@ -8,7 +8,7 @@ from tests.docs.conftest import Follow
 
 
 def test_your_own_job(follow: Follow) -> None:
-    done = follow("docs/your-own-job.md", no_servers=True)
+    done = follow("docs/your-own-job.md")
     assert "count" in done["mtrl-gateway list"] and "feedback_customer" in done["mtrl-gateway list"]
     assert "4 of 4 rollouts" in done["mtrl-train rollout"] and "torch engine" in done["mtrl-train rollout"]
     assert "shop-0" in done["show runs/look "] and "not trained" in done["why runs/look"]
