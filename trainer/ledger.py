@@ -22,6 +22,8 @@ BRANCH = "branch"
 """The source of an entry that copies a turn of the policy from another ledger of the rollout, where it is trained."""
 COPIED = "copied"
 """In the info of an entry that a new ledger repeats as it is in the one before."""
+OFFERED = "offered"
+"""In the info of a ledger's first entry: schemas of the tools that its chat offers, if they are not the run's."""
 SUB_AGENT = "sub_agent"
 """In the info of the first entry of a ledger that is a sub-agent's chat: its name."""
 VersionRuns = tuple[tuple[int, int], ...]

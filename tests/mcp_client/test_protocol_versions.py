@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from gateway.errors import RequestDeclined
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.types import Context
 from tests.mcp_client.mcp_toolsets import TRANSPORTS, call_tool, misbehaving_toolset, open_toolset
+from tests.servers.forked_server import forked_command
 from tests.servers.start_server import free_port, kill_process_group
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -26,7 +26,8 @@ all_transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 @asynccontextmanager
 async def serve_everything(port: int) -> AsyncIterator[str]:
-    process = await anyio.open_process([sys.executable, EVERYTHING_SERVER, "--port", str(port)], start_new_session=True)
+    command, args = forked_command(EVERYTHING_SERVER, "--port", str(port))
+    process = await anyio.open_process([command, *args], start_new_session=True)
     try:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
@@ -38,7 +39,8 @@ async def everything_toolset(transport: str, **config: Any) -> AsyncIterator[Mcp
     """A server built with the SDK, which offers every feature of the modern protocol."""
     with anyio.fail_after(60):
         if transport == "stdio":
-            async with open_toolset(Server(command=sys.executable, args=(EVERYTHING_SERVER,), **config)) as server:
+            command, args = forked_command(EVERYTHING_SERVER)
+            async with open_toolset(Server(command=command, args=tuple(args), **config)) as server:
                 yield server
             return
         async with serve_everything(free_port()) as url, open_toolset(Server(url=url, **config)) as server:

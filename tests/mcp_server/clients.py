@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
 from gateway.toolset import add_prefix
 from tests.live_server import live_server_async
+from tests.servers.forked_server import forked_command
 
 ELICITING_SERVER = Path(__file__).with_name("eliciting_server.py")
 CLIENT_MODES = {"2025": "legacy", "2026": "auto"}
@@ -85,7 +85,8 @@ def eliciting_source(upstream: str, services: Services, *, is_only: bool = True,
     protocol, _, name = upstream.partition(" ")
     name = name or "asker"
     flags = ("--name", name, *(("--handshake-only",) if protocol == "2025" else ()))
-    config = Server(command=sys.executable, args=(str(ELICITING_SERVER), *flags), **options)
+    command, args = forked_command(ELICITING_SERVER, *flags)
+    config = Server(command=command, args=tuple(args), **options)
     toolset = McpToolset(name, config, services=services)
     limited = LimitedToolset(toolset, Limits(retries=0))
     return Source(

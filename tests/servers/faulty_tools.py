@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,13 @@ async def slow(call: Call) -> None:
     await asyncio.sleep(call.argument("seconds", 1.0))
     await call.progress(1, 1)
     await call.content(mcp_content.text("at last"))
+
+
+@tool(seconds=NUMBER)
+async def block(call: Call) -> None:
+    """Blocks the whole server, as a synchronous function does."""
+    time.sleep(call.argument("seconds", 1.0))  # noqa: ASYNC251
+    await call.content(mcp_content.text("awake"))
 
 
 @tool(code=INTEGER)

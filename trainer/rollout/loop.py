@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -162,6 +163,8 @@ class RolloutLoop:
         self.counts = {"turns": 0, "summaries": 0, "user_turns": 0, "calls": 0, "invalid": 0}
         self.spent_tokens = 0
         """Tokens that were sampled for the rollout in other chats, as by sub-agents."""
+        self.unsampled = sys.maxsize
+        """Tokens that may still be sampled in this chat, whatever its length is."""
         self.started = time.perf_counter()
         self.timing: dict[str, float] = {}
         self.timeline: list[Span] = []
@@ -241,7 +244,7 @@ class RolloutLoop:
                 self.ledger,
                 session,
                 Context(),
-                self._max_tokens,
+                lambda: self._max_tokens,
             )
             if truncated is not None:
                 raise truncated
@@ -275,7 +278,7 @@ class RolloutLoop:
     async def _generate_turn(self) -> tuple[Reply, bool, _Stop | None]:
         """The policy's next turn, whether it ended the turn itself, and the stop if the turn was truncated."""
         prompt_tokens = len(self.ledger.expanded)
-        limit = self._max_tokens - prompt_tokens
+        limit = min(self._max_tokens - prompt_tokens, self.unsampled)
         if limit <= 0:
             raise _Stop(StopReason.LENGTH_ROLLOUT, f"{prompt_tokens} tokens leave no room to generate")
         sampling = replace(
@@ -290,6 +293,7 @@ class RolloutLoop:
             reason = f"the engine read {generation.prompt_tokens} prompt tokens, but the ledger has {prompt_tokens}"
             raise _Stop(StopReason.MISALIGNED, f"{reason}, images included")
         self.observer.on_generation(self.key, generation, prompt_tokens)
+        self.unsampled -= len(generation.ids)
         self.counts["turns"] += 1
         self.counts["summaries"] += self.ignores_calls
         reply = self._record_turn(generation)

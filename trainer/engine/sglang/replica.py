@@ -5,6 +5,7 @@ It also releases the memory of a server on the trainer's own GPU during an updat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +29,7 @@ from trainer.engine.sglang.server_features import ServerFeatures
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.weight_sync.base import SyncTarget
 
+DRAFTS = ("proposed", "correct")
 WEIGHTS_TAG, CACHE_TAG = "weights", "kv_cache"
 MEMORY_TIMEOUT_S = 120.0
 """Timeout for releasing memory or mapping it again."""
@@ -103,6 +105,8 @@ class Replica:
     """Set when nobody tries to recover it any more, successful or not."""
     base_version: str = ""
     """The version of the weights below the adapters, once they were found to be the trainer's."""
+    drafts: Counter[str] = field(default_factory=Counter)
+    """Ids that speculative decoding proposed, and how many of them were correct."""
     out_of_memory_count: int = 0
     """How often it ran out of memory with these weights."""
     _prefixes: dict[tuple[str, int], anyio.Event] = field(default_factory=dict)
@@ -146,6 +150,8 @@ class Replica:
             answer = await self._send(running, body, streamed)
             if (given_up := find_abort(answer)) is not None:
                 raise ServerUnavailable(f"SGLang at {self.url} stopped generating: {given_up}")
+            for name in DRAFTS:
+                self.drafts[name] += answer["meta_info"].get(f"spec_num_{name}_drafts", 0)
             generation = parse_generation(answer, len(ids), sampling.max_tokens, bool(images))
             return self._check_versions(running, generation)
         except RequestRefused as error:
