@@ -30,7 +30,7 @@ REASONS = {
     "connects to a port of the machine": "Connection refused",
     "opens a raw socket": "Protocol not supported",
 }
-ROOMS = {
+ROOMS = {  # `TIME` is not among them: there is no call whose time would end. An agent has that of its task or rollout.
     "network": NETWORK,
     "files": FILES,
     "processes": PROCESSES,

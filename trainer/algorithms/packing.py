@@ -18,8 +18,9 @@ A number that is not finite is reported with its rollout before it can reach the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -179,7 +180,13 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         tensors = {name: values for name, values in vars(self).items() if torch.is_tensor(values)}
         moved: dict[str, Any] = {name: values.to(device) for name, values in tensors.items()}
-        return replace(self, **moved)
+        return self._change(moved)
+
+    def _change(self, changes: Mapping[str, Any]) -> Batch:
+        """A copy that is not checked again: each check makes Python wait for a GPU."""
+        changed = copy(self)
+        vars(changed).update(changes)
+        return changed
 
     @property
     def sequence_count(self) -> int:
@@ -198,9 +205,19 @@ class Batch:
     def with_old_logprobs(self, trainer_logprobs_T: Tensor, proximal: bool = False) -> Batch:
         """A copy with the trainer's logprobs from before the step as the old policy's. Stale tokens keep the engine's,
         unless the ratio is to the proximal policy: `mismatch` then weighs the difference."""
-        if self.stale_T is None or proximal:
-            return replace(self, old_logprobs_T=trainer_logprobs_T)
-        return replace(self, old_logprobs_T=torch.where(self.stale_T, self.engine_logprobs_T, trainer_logprobs_T))
+        if self.stale_T is not None and not proximal:
+            trainer_logprobs_T = torch.where(self.stale_T, self.engine_logprobs_T, trainer_logprobs_T)
+        return self._add("old_logprobs_T", trainer_logprobs_T)
+
+    def with_ref_logprobs(self, ref_logprobs_T: Tensor) -> Batch:
+        """A copy with the reference policy's logprobs."""
+        return self._add("ref_logprobs_T", ref_logprobs_T)
+
+    def _add(self, name: str, values_T: Tensor) -> Batch:
+        if values_T.shape != self.ids_T.shape:
+            raise ValueError(f"{len(self.ids_T)} tokens with {name} of shape {tuple(values_T.shape)}")
+        self.check_finite(CHECKED_TENSORS[name], values_T, self.mask_T)
+        return self._change({name: values_T})
 
     def sum_by_sequence(self, values_T: Tensor) -> Tensor:
         return sum_by_segment(values_T, self.sequence_T, self.sequence_count)

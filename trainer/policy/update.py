@@ -38,7 +38,7 @@ def compute_reference_kl(
     kl = [0.0] * len(train_batch.rewards)
     for sequences, batch in _iterate_batches(train_batch, policy):
         reference_T = recompute_logprobs(batch, reference, temperature)
-        kl_T = estimate_kl(batch.engine_logprobs_T, replace(batch, ref_logprobs_T=reference_T), estimator)
+        kl_T = estimate_kl(batch.engine_logprobs_T, batch.with_ref_logprobs(reference_T), estimator)
         for index, value in zip(sequences, batch.sum_by_sequence(kl_T).tolist(), strict=bool(sequences)):
             kl[train_batch.sequences[index].rollout_index] += value
     return policy.ranks.add(kl)
@@ -304,7 +304,7 @@ class PolicyUpdater:
             if self._reference and not self._algorithm.kl.in_reward:
                 self._ranks.report(f"pass {number + 1} of the reference")
                 reference_T = recompute_logprobs(batch, self._reference, self._temperature)
-                batch = replace(batch, ref_logprobs_T=reference_T)
+                batch = batch.with_ref_logprobs(reference_T)
             returns_T = None
             if returns:
                 targets = [value for index in dealt.indexes for value in returns[index]] or [0.0] * len(batch.ids_T)
