@@ -152,7 +152,7 @@ class Replica:
                 raise ServerUnavailable(f"SGLang at {self.url} stopped generating: {given_up}")
             for name in DRAFTS:
                 self.drafts[name] += answer["meta_info"].get(f"spec_num_{name}_drafts", 0)
-            generation = parse_generation(answer, len(ids), sampling.max_tokens, bool(images))
+            generation = parse_generation(answer, len(ids), sampling, bool(images))
             return self._check_versions(running, generation)
         except RequestRefused as error:
             if weights.adapter and weights.adapter in str(error):  # A restarted server does not have them.
