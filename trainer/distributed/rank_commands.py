@@ -38,7 +38,8 @@ from trainer.policy.memory_plan import is_out_of_memory
 
 BOOLEANS = "B"
 COLUMNS = {"ids": "i", "mask": BOOLEANS, "engine_logprobs": "d", "weights": "d", "turns": "i", "stale": BOOLEANS}
-"""The lists of a sequence that have a value for each token, with their type; all ranks have machines of one kind."""
+COLUMNS |= {"experts": "h"}
+"""The lists of a sequence that have values for each token, with their type; all ranks have machines of one kind."""
 HEADER_BYTES = 8
 """The length of the header comes first."""
 

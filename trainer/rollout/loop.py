@@ -22,7 +22,7 @@ from gateway.session import AnyGateway, AnySession
 from gateway.session_protocols import Reward
 from gateway.types import EMPTY, Context, Outcome, ToolSpec
 from gateway.user_code import UserCode
-from trainer.engine.base import Engine, EngineError, Generation, Sampling
+from trainer.engine.base import Capabilities, Engine, EngineError, Generation, Sampling
 from trainer.ledger import BRANCH, Author, Entry, Ledger, Message
 from trainer.parse.base import MAX_PROBLEMS, Reply
 from trainer.rollout.ledger_builder import LedgerBuilder, as_context, make_policy_entry
@@ -102,6 +102,11 @@ log = logging.getLogger(__name__)
 
 
 Slot = AbstractAsyncContextManager[Any]
+
+
+def first_unrouted(ledger: Ledger, capabilities: Capabilities) -> int | None:
+    """The first token whose experts are to be told; none with images, whose tokens the engine alone counts."""
+    return ledger.routed_tokens if capabilities.tells_experts and not ledger.images else None
 
 
 def sum_rewards(rewards: Iterable[Reward], infos: dict[str, Any]) -> dict[str, float]:
@@ -287,6 +292,7 @@ class RolloutLoop:
             stop_ids=(*self.runner.sampling.stop_ids, *self.template.stop_ids),
             banned_ids=(*self.runner.sampling.banned_ids, *self.template.banned_ids),
             seed=self._turn_seed(),
+            experts_from=first_unrouted(self.ledger, self.runner.engine.capabilities),
         )
         generation = await self._generate(sampling)
         if generation.prompt_tokens not in (None, prompt_tokens):

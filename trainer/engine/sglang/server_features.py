@@ -68,6 +68,8 @@ class ServerFeatures:
     """The largest rank of LoRA adapters that it takes; 0 if it takes none."""
     lora_modules: frozenset[str] = frozenset()
     """The layers that adapters may have, or `all`."""
+    tells_experts: bool = False
+    """It returns the experts that tokens were sent to."""
     vision_cache_off: bool = False
     """It was started without the cache of vision encoder outputs."""
     speculation: str = ""
@@ -149,6 +151,7 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
         version_spans=all(sample.get("weight_versions") for sample in samples),
         lora_rank=int(info.get("max_lora_rank") or 0) * bool(info.get("enable_lora") and takes_adapters),
         lora_modules=frozenset(map(str, info.get("lora_target_modules") or ())),
+        tells_experts=bool(info.get("enable_return_routed_experts")),
         speculation=speculation,
         quantization="" if info.get("load_format") == REQUANTIZES else str(info.get("quantization") or ""),
     )

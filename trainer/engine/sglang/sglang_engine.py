@@ -85,6 +85,7 @@ class SGLangEngine:
             supports_images=all(item.supports_images for item in features),
             context_length=min(item.context for item in features),
             notes=tuple(sorted({note for item in features for note in item.notes})) + self._publisher.notes,
+            tells_experts=all(item.tells_experts for item in features),
             takes_adapters=self._publisher.uses_adapters,
         )
 
