@@ -152,7 +152,7 @@ async def test_answer_with_other_ids_is_an_error(changed: dict[str, object], pro
         (Fake(lacks=frozenset({"/pause_generation"})), "has no /pause_generation"),
         (Fake(info={"dp_size": 2}), "start a server for each replica"),
         (Fake(info={"disaggregation_mode": "decode"}), "only does decode"),
-        (Fake(info={"speculative_accept_threshold_acc": 0.9}), "would not have sampled"),
+        (Fake(info={"speculative_accept_threshold_acc": 0.0}), "would not have sampled"),
         (Fake(info={"speculative_algorithm": "NGRAM"}, greedy=True), "NGRAM takes the likeliest id"),
     ],
 )

@@ -150,9 +150,9 @@ class Replica:
             answer = await self._send(running, body, streamed)
             if (given_up := find_abort(answer)) is not None:
                 raise ServerUnavailable(f"SGLang at {self.url} stopped generating: {given_up}")
+            generation = parse_generation(answer, len(ids), sampling, bool(images))
             for name in DRAFTS:
                 self.drafts[name] += answer["meta_info"].get(f"spec_num_{name}_drafts", 0)
-            generation = parse_generation(answer, len(ids), sampling, bool(images))
             return self._check_versions(running, generation)
         except RequestRefused as error:
             if weights.adapter and weights.adapter in str(error):  # A restarted server does not have them.

@@ -165,7 +165,7 @@ def _find_inexact(info: Mapping[str, Any]) -> Iterator[str]:
     half = info.get("disaggregation_mode") or "null"
     if half != "null":
         yield f"only does {half} (--disaggregation-mode), but turns go to each server: use servers that do both"
-    if min(float(info.get(name) or 1) for name in THRESHOLDS) < 1:
+    if any(info.get(name) is not None and float(info[name]) < 1 for name in THRESHOLDS):
         flag = "--speculative-accept-threshold-single or -acc"
         yield f"accepts ids that the policy would not have sampled: leave {flag} at 1"
 
