@@ -120,7 +120,7 @@ interaction:
 """
 
 
-async def call_asking_tool(write: Write, answers: object, name: str = ASK) -> tuple[ToolResult, int]:
+async def call_asking_tool(write: Write, answers: object) -> tuple[ToolResult, int]:
     """The result of a tool that asks for the caller's name, in a rollout; and how many rewards there are."""
     command, args = forked_command(SERVER)
     entry: dict[str, Any] = {"command": command, "args": args}
@@ -130,7 +130,7 @@ async def call_asking_tool(write: Write, answers: object, name: str = ASK) -> tu
     plan = build_plan(write("tools/user.yaml", INTERACTION), servers)
     with anyio.fail_after(60):
         async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open() as session:
-            result = await session.call(ToolCall("1", name, "{}"))
+            result = await session.call(ToolCall("1", ASK, "{}"))
             return result, len(session.rewards)
 
 

@@ -14,7 +14,7 @@ import pytest
 from anyio.abc import SocketStream
 from transformers import PreTrainedModel
 
-from tests.sglang.conftest import Lent, group_of
+from tests.sglang.conftest import Lent, group_of, reset
 from tests.sglang.policy import AGREE, EOS, PROMPT, moved, off, opened, written_on
 from trainer.engine.base import Generation, Sampling
 from trainer.engine.sglang import health
@@ -123,7 +123,7 @@ async def test_disconnected_or_restarted_servers_never_generate_with_other_weigh
         await line.mend()
         await up(engine, 1)
         assert await engine.replicas[1].version() == 2
-        await anew.restart()
+        await reset(anew)  # It has the weights that it was started with, as one that somebody starts again.
         async with writing(engine, policy) as written:
             pass
         assert written.whole(version=2)
