@@ -68,8 +68,9 @@ with urllib.request.urlopen(request) as response:
 ANSWERS: dict[str, Any] = {**TEXTS, **VALUES}
 
 
-@pytest.mark.parametrize("layout", ["chat", "parts"])
-@pytest.mark.parametrize("trick", ANSWERS)
+@pytest.mark.parametrize(
+    ("trick", "layout"), [*((trick, "chat") for trick in ANSWERS), ("controls", "parts"), ("objects", "parts")]
+)
 async def test_large_answers_leave_over_http(trick: str, layout: str) -> None:
     freeze_garbage()
     async with live_server_async(lambda: Gateway([answering(ANSWERS[trick])])) as server:
@@ -121,7 +122,7 @@ async def test_large_structured_answers_are_decoded(trick: str) -> None:
     assert json.loads(result.text) == VALUES[trick]
 
 
-@pytest.mark.parametrize("trick", ANSWERS)
+@pytest.mark.parametrize("trick", ["controls", "objects"])
 async def test_large_answers_are_recorded(trick: str, tmp_path: Path) -> None:
     answer = ANSWERS[trick]
     async with gateway_beside(answering(answer)) as gateway, healthy_calls(gateway) as meanwhile:
@@ -160,8 +161,6 @@ def encoded(format: str, mode: str, side: int) -> bytes:
 
 IMAGES: dict[str, Callable[[], Sequence[bytes]]] = {
     "grey with transparency": lambda: [encoded("PNG", "LA", 5000)],
-    "palette": lambda: [encoded("PNG", "P", 5000)],
-    "wide grey": lambda: [encoded("PNG", "I;16", 4000)],
     "webp": lambda: [encoded("WEBP", "RGB", 3500)],
     "many small ones": lambda: [encoded("PNG", "RGB", 8)] * 800,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ async def serve_everything(port: int) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
+        process.kill()
+        with anyio.fail_after(PATIENCE_S, shield=True), suppress(anyio.EndOfStream):
+            while process.stdout is not None:  # Until the fork has ended, too, and its port is free.
+                await process.stdout.receive()
         await kill_process_group(process)
 
 
@@ -58,17 +62,15 @@ async def decline_request(method: str, params: Mapping[str, Any]) -> Mapping[str
     raise RequestDeclined("nobody is at the desk")
 
 
-@modern_transports
-async def test_modern_input_request_is_answered_by_the_caller(transport: str) -> None:
-    async with everything_toolset(transport) as server:
+async def test_modern_input_request_is_answered_by_the_caller() -> None:
+    async with everything_toolset("http") as server:
         sampled = await call_tool(server, "test_sampling", Context(answer_request=answer_request), prompt="What is it?")
         assert sampled.text == "LLM response: forty-two"
         elicited = await call_tool(server, "test_elicitation", Context(answer_request=answer_request), message="Who?")
         assert "action=accept" in elicited.text and "ada" in elicited.text
 
 
-@modern_transports
-async def test_progress_and_log_messages_reach_their_call(transport: str) -> None:
+async def test_progress_and_log_messages_reach_their_call() -> None:
     progress: list[tuple[float, float | None, str | None]] = []
     logged: list[Any] = []
 
@@ -78,7 +80,7 @@ async def test_progress_and_log_messages_reach_their_call(transport: str) -> Non
     async def on_log(method: str, params: Mapping[str, Any]) -> None:
         logged.append(params["data"])
 
-    async with everything_toolset(transport) as server:
+    async with everything_toolset("http") as server:
         await call_tool(server, "test_tool_with_progress", Context(on_progress=on_progress))
         await wait_until(lambda: len(progress) == 3)
         assert (100, 100, "100 of 100") in progress

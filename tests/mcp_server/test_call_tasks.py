@@ -75,10 +75,7 @@ async def connect_to_hanging(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[t
         """Never ends."""
         return await tool.hang()
 
-    async with (
-        serve_gateway(lambda: [native_source(hang)]) as (url, _),
-        connect_over_http(url) as client,
-    ):
+    async with serve_gateway(lambda: [native_source(hang)]) as (url, _), connect_over_http(url) as client:
         yield client, tool, url
 
 

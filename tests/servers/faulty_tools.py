@@ -162,31 +162,6 @@ async def image(call: Call) -> None:
 
 
 @tool()
-async def audio(call: Call) -> None:
-    """Answers with a short WAV."""
-    await call.content(mcp_content.audio())
-
-
-@tool(blob=BOOLEAN)
-async def resource(call: Call) -> None:
-    """Answers with an embedded resource, of text or of bytes."""
-    await call.content(mcp_content.blob_resource() if call.argument("blob", False) else mcp_content.text_resource())
-
-
-@tool()
-async def link(call: Call) -> None:
-    """Answers with a link to a resource."""
-    await call.content(mcp_content.link())
-
-
-@tool({"outputSchema": {"type": "object", "properties": {"sum": NUMBER}, "required": ["sum"]}}, a=NUMBER, b=NUMBER)
-async def structured(call: Call) -> None:
-    """Adds two numbers; the answer is structured, and its text is the same JSON."""
-    answer = {"sum": call.argument("a", 0) + call.argument("b", 0)}
-    await call.content(mcp_content.text(json.dumps(answer)), structuredContent=answer)
-
-
-@tool()
 async def mixed(call: Call) -> None:
     """Answers with one part of each kind, text first and last."""
     middle = (mcp_content.image(4, 4), mcp_content.audio(), mcp_content.text_resource(), mcp_content.link())

@@ -51,14 +51,14 @@ def ask_for_fork(address: str, words: list[str]) -> None:
         connection.connect(f"\0{address}")
         request = {"argv": words, "cwd": os.getcwd(), "env": dict(os.environ)}
         socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
-        pid = int(connection.recv(20))
+        pid, _, code = connection.recv(20).partition(b"\n")
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _: os.kill(pid, number))
-        os._exit((connection.recv(1) or b"\1")[0])
+            signal.signal(number, lambda number, _: os.kill(int(pid), number))
+        os._exit((code or connection.recv(1) or b"\1")[0])
 
 
 def fork_on_request(descriptor: int) -> None:
-    """Forks a child for each connection, until the process ends that started this one."""
+    """Forks a child for each connection, and tells its exit code, until the process ends that started this one."""
     import importlib
     import select
     from contextlib import suppress
@@ -67,22 +67,30 @@ def fork_on_request(descriptor: int) -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     listener = socket.socket(fileno=descriptor)
-    while listener in select.select([listener, 0], [], [])[0]:
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            become(connection)
-        connection.close()
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+    children: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        ready, _, _ = select.select([listener, 0, *children], [], [])
+        if 0 in ready:
+            return
+        if listener in ready:
+            connection, _ = listener.accept()
+            if (pid := os.fork()) == 0:
+                listener.close()
+                become(connection)
+                return
+            children[os.pidfd_open(pid)] = pid, connection
+        for child in children.keys() & set(ready):
+            pid, connection = children.pop(child)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            os.close(child)
+            with connection, suppress(BrokenPipeError):
+                connection.send(bytes([code % 256]))
 
 
 def become(connection: socket.socket) -> None:
     """Makes this fork what the request asks for."""
     import runpy
     import threading
-    import traceback
 
     pending, streams, _, _ = socket.recv_fds(connection, 2**20, 3)
     while not pending.endswith(b"\n"):
@@ -95,26 +103,16 @@ def become(connection: socket.socket) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    connection.send(str(os.getpid()).encode())
+    connection.send(b"%d\n" % os.getpid())
     threading.Thread(target=lambda: connection.recv(1) or os.killpg(0, signal.SIGKILL), daemon=True).start()
     sys.argv = request["argv"]
-    code = 0
-    try:
-        if sys.argv[0] == "-m":
-            sys.path[0] = request["cwd"]
-            sys.argv = sys.argv[1:]
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = os.path.dirname(sys.argv[0])
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    connection.send(bytes([code]))
-    os._exit(code)
+    if sys.argv[0] == "-m":
+        sys.path[0] = request["cwd"]
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(sys.argv[0])
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":
