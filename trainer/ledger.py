@@ -35,6 +35,11 @@ Experts: TypeAlias = "array[int]"
 """Experts that routers chose: token by token, layer by layer, as numbers of two bytes."""
 
 
+def no_experts() -> Experts:
+    """Nothing is known."""
+    return array("h")
+
+
 def encode_version_runs(versions: Sequence[int], default: int) -> tuple[int, VersionRuns]:
     """Splits the versions of consecutive ids into the last version and the runs before it; `default` without ids."""
     runs = [(version, sum(1 for _ in run)) for version, run in groupby(versions)]
@@ -202,12 +207,16 @@ class Ledger:
 
     @property
     def experts(self) -> Experts:
-        """The experts of each token, -1 for tokens without; empty if nothing is known."""
-        known: Experts = array("h")
-        for entry in self.entries:
-            known += entry.experts or known[:0]
-        width = len(known) // max(1, self.routed_tokens)
-        return known + array("h", (-1,)) * (width * (len(self) - self.routed_tokens))
+        """The experts of each token, -1 for tokens without; empty if nothing is known, or not of which tokens."""
+        known, routed, widths = no_experts(), 0, set[float]()
+        for start, entry in zip(self.starts, self.entries, strict=True):
+            if entry.experts is not None and (end := start + len(entry.ids) - 1) > routed:
+                widths.add(len(entry.experts) / (end - routed))
+                known, routed = known + entry.experts, end
+        width = widths.pop() if len(widths) == 1 else 0.0
+        if not width or not width.is_integer():
+            return no_experts()
+        return known + array("h", (-1,)) * (int(width) * (len(self) - routed))
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

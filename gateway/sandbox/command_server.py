@@ -341,7 +341,10 @@ def reap_for_child() -> None:
     others leave, so that it uses no processor time, for which it could be ended."""
     if os.getpid() != 1:
         return
+    # The kernel drops what a first process does not handle; with Python's handler, a signal from inside would end it.
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     if (child := os.fork()) == 0:
+        signal.signal(signal.SIGINT, handler)
         set_oom_score(100)  # The first process is to tell of it.
         return
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)

@@ -133,7 +133,7 @@ PROCESSES = {
         "there is none",
     ),
     "signals the sandbox's first process": Attack(
-        "import os, time\nfor number in (9, 15, 19):\n try: os.kill(1, number)\n except PermissionError: pass\n"
+        "import os, time\nfor number in (2, 9, 15, 19):\n try: os.kill(1, number)\n except PermissionError: pass\n"
         "time.sleep(0.1)\nraise OSError('it lives')",
         "it lives",
         False,

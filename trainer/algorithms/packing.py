@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gateway.types import Image
-from trainer.ledger import MediaSpan
+from trainer.ledger import Experts, MediaSpan, no_experts
 
 
 def sum_by_segment(values_N: Tensor, segment_N: Tensor, segments: int) -> Tensor:
@@ -121,7 +121,7 @@ class BatchRow:
     """Where images stand among the ids, as wide as the model sees them."""
     rollout_weight: float | None = None
     """The weights of all trained tokens of its rollout; by default those of this row, the rollout's only one."""
-    experts: Sequence[int] = ()
+    experts: Experts = field(default_factory=no_experts)
     """The experts that the engine sent each token to, one token after the other; empty if it did not tell them."""
 
 
@@ -280,7 +280,7 @@ def _pack_experts(rows: Sequence[BatchRow]) -> Tensor | None:
     start = 0
     for row in rows:
         if row.experts:
-            experts_TX[start : start + len(row.ids)] = torch.tensor(row.experts, dtype=torch.int16).view(-1, width)
+            experts_TX[start : start + len(row.ids)] = torch.frombuffer(row.experts, dtype=torch.int16).view(-1, width)
         start += len(row.ids)
     return experts_TX
 

@@ -362,8 +362,10 @@ class LogprobReader:
 def _first_of_nodes(values_TX: Tensor, node_T: Tensor, nodes: int) -> Tensor:
     """For each node, the values of the first token that is it and has any; siblings share a prefix's."""
     values_UX = values_TX.new_full((nodes, values_TX.shape[1]), -1)
-    known_T = (values_TX >= 0).any(1).nonzero()[:, 0].flip(0)
-    values_UX[node_T[known_T]] = values_TX[known_T]
+    known_T = (values_TX >= 0).any(1).nonzero()[:, 0]
+    first_U = torch.full((nodes,), len(values_TX)).scatter_reduce_(0, node_T[known_T], known_T, "amin")
+    is_known_U = first_U < len(values_TX)
+    values_UX[is_known_U] = values_TX[first_U[is_known_U]]
     return values_UX
 
 

@@ -27,6 +27,7 @@ from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
+from trainer.policy.router_replay import REMEDY
 from trainer.policy.settings import PolicyError
 
 
@@ -420,12 +421,12 @@ class PolicyUpdater:
             yield minibatch[-1], ready
 
     def _plan(self, batch: Batch) -> PassPlan | None:
-        if batch.experts_TX is not None and self._policy.settings.compile:
-            raise PolicyError(
-                "compiled layers do not take the experts that the engine chose", "leave `update.compile` off"
-            )
+        reader = self._policy.logprob_reader
+        if batch.experts_TX is not None and (reader.fallback_reason or self._policy.settings.compile):
+            why = reader.fallback_reason or "compiled layers do not take them"
+            raise PolicyError(f"the engine's experts cannot be taken in training: {why}", REMEDY)
         inputs = batch.ids_T, batch.sequence_T, batch.trained_T
-        return self._policy.logprob_reader.plan(*inputs, batch.experts_TX)
+        return reader.plan(*inputs, batch.experts_TX)
 
     def _report_layers(self, tokens: int) -> AbstractContextManager[None]:
         """Reports the layers of a pass. Not where each sequence has a pass of its own, nor where ranks share weights,

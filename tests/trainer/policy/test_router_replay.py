@@ -8,6 +8,7 @@ import shutil
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from mtrl_plugins.agents.turn_tree import PolicyTurn, _make_ledger
 from tests.trainer.distributed.expert_models import KINDS, save_expert_model
 from tests.trainer.engine_sglang.engine_harness import hosting
 from tests.trainer.engine_sglang.model_server import ModelServer
@@ -26,6 +28,7 @@ from tests.trainer.train.test_modes import make_job, read_lines, string_console
 from tests.trainer.train.trainings import NATIVE
 from trainer.algorithms.packing import BatchRow, pack
 from trainer.ledger import Author, Entry, Experts, Ledger
+from trainer.policy.logprobs import PassPlan
 from trainer.policy.policy import Policy
 from trainer.policy.router_replay import RouterReplay
 from trainer.policy.settings import PolicyError, UpdateSettings
@@ -155,10 +158,13 @@ def test_models_without_known_routers_and_other_models_are_refused(tmp_path: Pat
         RouterReplay(tiny_model())
     save_expert_model(tmp_path, "qwen3_moe")
     policy = Policy.load(tmp_path, UpdateSettings(), "cpu")
-    batch = pack([make_row([5, 6, 7], [0] * 3 * LAYERS * 3)])
+    batch = pack([make_row([5, 6, 7], [0, 1, 2] * LAYERS * 3)])
     inputs = batch.ids_T, batch.sequence_T, batch.mask_T
-    with pytest.raises(PolicyError, match="3 experts in a layer, the trainer to 2"):
+    with pytest.raises(PolicyError, match="6 experts, and the trainer to 4"):
         policy.compute_batch_logprobs(*inputs, plan=policy.logprob_reader.plan(*inputs, batch.experts_TX))
+    twice = pack([make_row([5, 6, 7], [0] * 3 * LAYERS * CHOSEN)])
+    with pytest.raises(PolicyError, match="an expert twice"):
+        policy.compute_batch_logprobs(*inputs, plan=policy.logprob_reader.plan(*inputs, twice.experts_TX))
 
 
 def make_turn(ids: tuple[int, ...], experts: Experts | None) -> Entry:
@@ -174,3 +180,29 @@ def test_each_turn_adds_the_experts_of_what_came_since_the_turn_before() -> None
     assert ledger.experts.tolist() == [10, 20, 30, 40, -1, -1, -1]
     ledger += make_turn((8,), array("h", (50, 60, 70)))
     assert ledger.routed_tokens == 7 and ledger.experts.tolist() == [10, 20, 30, 40, 50, 60, 70, -1]
+    lost = Ledger(tuple(replace(entry, experts=None) if entry.ids == (4, 5) else entry for entry in ledger))
+    assert not lost.experts
+
+
+def test_a_second_branch_of_an_agent_has_the_experts_of_the_turn_that_both_follow() -> None:
+    first = play(None, Entry(Author.TASK, (1, 2)), make_turn((3,), array("h", (10, 20))))
+    others = [play(first, Entry(Author.TOOL, (id,)), make_turn((6,), array("h", (30, id)))) for id in (4, 5)]
+    seen: set[int] = set()
+    assert [_make_ledger(turn, seen).experts.tolist() for turn in others] == [[10, 20, 30, 4, -1], [10, 20, 30, 5, -1]]
+
+
+def play(parent: PolicyTurn | None, prompt: Entry, turn: Entry) -> PolicyTurn:
+    return PolicyTurn(parent, prompt, turn, {}, tools=b"", ended=True)
+
+
+def test_siblings_share_the_experts_of_the_first_that_has_any() -> None:
+    rows = [
+        make_row([5, 6, 7], ()),
+        make_row([5, 6, 8], [1, 2, 3, 4, 5, 6]),
+        make_row([5, 6, 9], [7, 8, 9, 10, 11, 12]),
+    ]
+    batch = pack(rows)
+    plan = PassPlan.make(batch.ids_T, batch.sequence_T, batch.mask_T, False, batch.experts_TX)
+    assert plan.experts_UX is not None
+    told = dict(zip(plan.forest.ids_U.tolist(), plan.experts_UX.tolist(), strict=True))
+    assert told == {5: [1, 2], 6: [3, 4], 7: [-1, -1], 8: [5, 6], 9: [11, 12]}

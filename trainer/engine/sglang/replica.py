@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import anyio
+from anyio import to_thread
 
 from gateway.types import Image
 from trainer.engine.base import EngineError, Generation, OnIds, Sampling
@@ -150,7 +151,9 @@ class Replica:
             answer = await self._send(running, body, streamed)
             if (given_up := find_abort(answer)) is not None:
                 raise ServerUnavailable(f"SGLang at {self.url} stopped generating: {given_up}")
-            generation = parse_generation(answer, len(ids), sampling, bool(images))
+            parse = partial(parse_generation, answer, len(ids), sampling, bool(images))
+            # Experts are megabytes.
+            generation = parse() if sampling.experts_from is None else await to_thread.run_sync(parse)
             for name in DRAFTS:
                 self.drafts[name] += answer["meta_info"].get(f"spec_num_{name}_drafts", 0)
             return self._check_versions(running, generation)

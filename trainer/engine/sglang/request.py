@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import anyio
+import numpy as np
 from anyio import to_thread
 
 from gateway.media import MediaError
@@ -139,10 +140,10 @@ def _parse_experts(meta: Mapping[str, Any], end: int, start: int | None) -> Expe
     """The experts of the tokens from `start` to `end`, which is not one of them. Raises ValueError or KeyError."""
     if start is None:
         return None
-    numbers = array("i", base64.b64decode(meta["routed_experts"], validate=True))
+    numbers = np.frombuffer(base64.b64decode(meta["routed_experts"], validate=True), np.int32)
     if end <= start or len(numbers) % (end - start):
         raise ValueError(f"{len(numbers)} experts for {end - start} tokens")
-    return array("h", numbers)
+    return array("h", numbers.astype(np.int16).tobytes())
 
 
 class StreamedAnswer:

@@ -162,6 +162,11 @@ def _find_inexact(info: Mapping[str, Any]) -> Iterator[str]:
     if int(info.get("dp_size") or 1) > 1:
         remedy = "start a server for each replica, and name all of them"
         yield f"uses data parallelism, whose replicas take no weights: {remedy}"
+    if info.get("enable_return_routed_experts"):
+        untold = {"pp_size": int(info.get("pp_size") or 1) > 1}
+        untold |= {name: bool(info.get(name)) for name in ("enable_hierarchical_cache", "speculative_algorithm")}
+        for name in (name for name, is_set in untold.items() if is_set):
+            yield f"tells wrong experts with {name}: start it without that, or without --enable-return-routed-experts"
     half = info.get("disaggregation_mode") or "null"
     if half != "null":
         yield f"only does {half} (--disaggregation-mode), but turns go to each server: use servers that do both"
