@@ -225,6 +225,7 @@ STARTS_OF_PROCESSES = frozenset({"Popen", "open_process", "run_process", "fork",
 COMMANDS = frozenset({"run", "call", "check_call", "check_output"})
 OUTSIDE_THE_ROOM = {
     "gateway/sandbox/command_server.py": "runs alone inside a sandbox, where what it starts is all that there is",
+    "gateway/sandbox/root_entry.py": "a script that runs alone: the first process of a box stays root's",
     "gateway/sandbox/state_mount.py": "a script that runs alone: a child holds a namespace of users open",
 }
 """Files that start or end processes themselves, and why."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +23,11 @@ from trainer.policy.prefix_forest import (
     register_attention,
     token_positions,
 )
-from trainer.policy.router_replay import RouterReplay
 from trainer.policy.settings import PolicyError
 from trainer.vision.image_processor import ImageProcessor, PreparedImage
+
+if TYPE_CHECKING:
+    from trainer.policy.router_replay import RouterReplay
 
 
 def language_model_of(model: PreTrainedModel) -> Any:
@@ -313,6 +315,8 @@ class LogprobReader:
     def _run_forest(self, ids_T: Tensor, sequence_T: Tensor, plan: PassPlan, images: Sequence[Image]) -> HiddenStates:
         vision, forest = self._prepare_vision(images), plan.forest
         if plan.experts_UX is not None and self._router_replay is None:
+            from trainer.policy.router_replay import RouterReplay
+
             self._router_replay = RouterReplay(self.model)
         if self._router_replay is not None:  # Until the next pass: with gradient checkpointing, layers run again.
             self._router_replay.experts_UX = plan.experts_UX

@@ -46,19 +46,19 @@ class RouterReplay:
         if not isinstance(output, tuple) or len(output) != 3 or output[2].is_floating_point():
             raise PolicyError(f"the routers of {self._kind} models have a form that is not known here", REMEDY)
         logits_UE, weights_UC, own_UC = output
-        told, own = self.experts_UX.shape[1], self._layers * own_UC.shape[-1]
-        if told != own:
-            problem = f"the engine sends each token to {told} experts, and the trainer to {own}"
+        sent, own = self.experts_UX.shape[1], self._layers * own_UC.shape[-1]
+        if sent != own:
+            problem = f"the engine sends each token to {sent} experts, and the trainer to {own}"
             raise PolicyError(problem, "serve the model that is trained")
-        told_UC = self.experts_UX.view(len(own_UC), self._layers, -1)[:, layer].long()
+        engine_UC = self.experts_UX.view(len(own_UC), self._layers, -1)[:, layer].long()
         if self._weigh is None:
             self._weigh = self._find_weighing(logits_UE, weights_UC, own_UC)
-            ordered_UC = told_UC.sort(-1).values
+            ordered_UC = engine_UC.sort(-1).values
             if bool(((ordered_UC.diff() == 0) & (ordered_UC[:, 1:] >= 0)).any()):
                 raise PolicyError(
                     "the engine names an expert twice for one token, so it does not tell its choice", REMEDY
                 )
-        choice_UC = told_UC.where(told_UC >= 0, own_UC)
+        choice_UC = engine_UC.where(engine_UC >= 0, own_UC)
         return logits_UE, self._weigh(logits_UE, choice_UC).to(weights_UC.dtype), choice_UC
 
     @torch.no_grad()  # A layer that is computed again for its gradient must save as much as it did before.

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate, islice, pairwise
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,16 @@ from trainer.algorithms.packing import Batch, BatchRow
 from trainer.algorithms.settings import AlgorithmSettings, Estimator
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.engine.torch.threads import choose_threads, use_threads
-from trainer.policy.critic import Critic
 from trainer.policy.logprobs import LogprobSource, PassPlan
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
 from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
-from trainer.policy.router_replay import REMEDY
 from trainer.policy.settings import PolicyError
+
+if TYPE_CHECKING:
+    from trainer.policy.critic import Critic
 
 
 @torch.no_grad()
@@ -424,7 +425,8 @@ class PolicyUpdater:
         reader = self._policy.logprob_reader
         if batch.experts_TX is not None and (reader.fallback_reason or self._policy.settings.compile):
             why = reader.fallback_reason or "compiled layers do not take them"
-            raise PolicyError(f"the engine's experts cannot be taken in training: {why}", REMEDY)
+            remedy = "start the server without `--enable-return-routed-experts`"
+            raise PolicyError(f"the engine's experts cannot be taken in training: {why}", remedy)
         inputs = batch.ids_T, batch.sequence_T, batch.trained_T
         return reader.plan(*inputs, batch.experts_TX)
 

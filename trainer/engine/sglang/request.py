@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import anyio
-import numpy as np
+import torch
 from anyio import to_thread
 
 from gateway.media import MediaError
@@ -140,10 +140,11 @@ def _parse_experts(meta: Mapping[str, Any], end: int, start: int | None) -> Expe
     """The experts of the tokens from `start` to `end`, which is not one of them. Raises ValueError or KeyError."""
     if start is None:
         return None
-    numbers = np.frombuffer(base64.b64decode(meta["routed_experts"], validate=True), np.int32)
+    data = bytearray(base64.b64decode(meta["routed_experts"], validate=True))
+    numbers = torch.frombuffer(data, dtype=torch.int32).to(torch.int16)
     if end <= start or len(numbers) % (end - start):
         raise ValueError(f"{len(numbers)} experts for {end - start} tokens")
-    return array("h", numbers.astype(np.int16).tobytes())
+    return array("h", numbers.numpy().tobytes())
 
 
 class StreamedAnswer:
