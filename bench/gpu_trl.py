@@ -25,15 +25,18 @@ PYTHON_VARIABLE = "MTRL_TRL_PYTHON"
 TIMEOUT_S = 300.0
 
 
-def measure_trl_update(
+def measure_trl_update(  # noqa: PLR0913 - what is measured, and how
     model: Path,
     rows: Sequence[BatchRow],
     siblings: int,
     update: UpdateSettings,
     updates: int,
     timeout_s: float = TIMEOUT_S,
+    *,
+    counts_operations: bool = False,
 ) -> Mapping[str, Any]:
-    """TRL's version, seconds of each step by the clock and of all cores, and gradient norm.
+    """TRL's version, seconds of each step by the clock and of all cores, and gradient norm; if they are to be counted,
+    the operations of the second update.
 
     Raises RuntimeError if it cannot be installed or fails.
     """
@@ -48,6 +51,7 @@ def measure_trl_update(
         "betas": update.betas,
         "clip": update.max_grad_norm,
         "threads": torch.get_num_threads(),
+        "counts_operations": counts_operations,
     }
     python, env = find_trl()
     with TemporaryDirectory() as folder:

@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import torch  # noqa: E402
 import yaml  # noqa: E402
+from operations import count_operations, format_counts  # noqa: E402
 from peers import Peer, trl  # noqa: E402
 from step_costs import StepCost, measure_steps  # noqa: E402
 
@@ -101,8 +102,9 @@ def main() -> None:
         model = build_model(Path(folder) / "model") if args.quick else find_or_build_model(HALF_TRAINED, cache_folder())
         load_before = os.getloadavg()[0]
         figures = measure(size, job_settings(size, model), peer, Path(folder))
+    counts = format_counts(*count_operations())
     about = describe_environment(size, peer, load_before)
-    text = format_results(figures, peer, about)
+    text = format_results(figures, peer, about) + f"\n{counts}\n"
     print(text)
     out = args.out or (None if args.quick else RESULTS)
     if out is not None:

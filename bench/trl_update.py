@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from operation_counter import OperationCounter
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
@@ -35,15 +36,20 @@ class GivenBatchTrainer(GRPOTrainer):
 class StepTimer(TrainerCallback):
     """Seconds of each step, by the clock and of all cores, the optimizer included."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts_operations: bool) -> None:
+        self.counts_operations, self.counter = counts_operations, OperationCounter()
         self.steps: list[float] = []
         self.core: list[float] = []
         self._began = 0.0, 0.0
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self._began = _now(), time.process_time()
+        if self.counts_operations and self.steps:
+            self.counter.__enter__()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.counts_operations and self.steps:
+            self.counter.__exit__(None, None, None)
         self.steps.append(_now() - self._began[0])
         self.core.append(time.process_time() - self._began[1])
 
@@ -115,7 +121,7 @@ def main() -> None:
     file, out = Path(sys.argv[1]), Path(sys.argv[2])
     job = json.loads(file.read_text())
     torch.set_num_threads(job["threads"])
-    timer = StepTimer()
+    timer = StepTimer(job["counts_operations"])
     trainer = GivenBatchTrainer(
         model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32),
         reward_funcs=lambda completions, **row: [0.0] * len(completions),
@@ -128,6 +134,7 @@ def main() -> None:
     trainer.train()
     norms = [line["grad_norm"] for line in trainer.state.log_history if "grad_norm" in line]
     result = {"steps_s": timer.steps, "steps_core_s": timer.core, "grad_norm": norms[0], "version": version("trl")}
+    result["operations"] = timer.counter.counts
     out.write_text(json.dumps(result))
 
 

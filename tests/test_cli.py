@@ -117,22 +117,23 @@ def test_check_names_the_failing_server_with_reason_and_remedy(place: Path) -> N
     assert "1 to fix" in printed
 
 
+EVERY_COMMAND = (["list"], ["check"], ["call", "shout"], ["serve"], ["stdio"])
+
+
 @pytest.mark.parametrize(
-    ("file", "text", "words"),
+    ("file", "text", "words", "commands"),
     [
-        ("tool_configs/words.yaml", "tools: [", "words.yaml"),
-        ("tool_configs/words.yaml", "tools:\n  - function: words_mod:shout\n    timeout: 3\n", "timeout_s"),
-        ("mcp_servers.json", "{", "mcp_servers.json"),
-        (
-            "mcp_servers.json",
-            '{"mcpServers": {"a": {"command": "x", "env": {"K": "${NO_SUCH_VARIABLE}"}}}}',
-            "NO_SUCH_VARIABLE",
-        ),
+        ("tool_configs/words.yaml", "tools: [", "words.yaml", EVERY_COMMAND),
+        ("tool_configs/words.yaml", "tools: [{function: words_mod:shout, timeout: 3}]", "timeout_s", (["list"],)),
+        ("mcp_servers.json", "{", "mcp_servers.json", (["list"],)),
+        ("mcp_servers.json", '{"mcpServers": {"a": {"command": "${NO_SUCH_ONE}"}}}', "NO_SUCH_ONE", (["list"],)),
     ],
 )
-def test_config_error_is_printed_without_traceback(place: Path, file: str, text: str, words: str) -> None:
+def test_config_error_is_printed_without_traceback(
+    place: Path, file: str, text: str, words: str, commands: tuple[list[str], ...]
+) -> None:
     (place / file).write_text(text)
-    for command in (["list"], ["check"], ["call", "shout"], ["serve"], ["stdio"]):
+    for command in commands:
         output = run(place, *command, code=2).stderr
         assert words in output and "Traceback" not in output
 

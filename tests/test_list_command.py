@@ -33,9 +33,9 @@ def test_list_in_a_pipe_has_one_tool_a_line_with_tabs_between_its_fields(place: 
 
 
 def test_list_ends_quietly_when_its_reader_has_enough(place: Path) -> None:
-    source = "".join(f"def tool_{number}() -> str:\n    return ''\n\n" for number in range(3000))
+    source = "".join(f"def tool_{number}() -> str:\n    return ''\n\n" for number in range(1500))
     (place / "tool_configs/words_mod.py").write_text(source)
-    tools = "".join(f"  - function: words_mod:tool_{number}\n" for number in range(3000))
+    tools = "".join(f"  - function: words_mod:tool_{number}\n" for number in range(1500))
     (place / "tool_configs/words.yaml").write_text("tools:\n" + tools)
     (place / "mcp_servers.json").unlink()
     command = f"{sys.executable} -m gateway.cli list | head -n 1"

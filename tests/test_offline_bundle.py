@@ -1,4 +1,4 @@
-"""A bundle for a machine without a network is packed, carried in parts, installed, and runs the default job there."""
+"""A bundle for a machine without a network is packed, carried in parts, installed, and trains there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mtrl_plugins.demo.facts.facts_demo import build_model
+
 ROOT = Path(__file__).parents[1]
 OFFLINE = ROOT / ".ci" / "offline"
 PYTHON = ".".join(map(str, sys.version_info[:2]))
@@ -21,7 +23,19 @@ OF_THE_MACHINE = ("torch", "datasets", "peft", "transformers", "tensorboard")
 """What GPU machines hold; the rest of what mtrl needs is carried."""
 WITHOUT_NETWORK = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
 MISSING_PARTS = 3
-SMALL_JOB = "model: demo\ndata: demo\nsteps: 1\nprompts: 2\nn: 2\nevaluation: {every: 0, after: false}\n"
+SMALL_JOB = """
+model: model
+data: demo
+steps: 1
+prompts: 1
+n: 2
+limits: {turn_tokens: 8, rollout_tokens: 4000}
+evaluation: {every: 0, after: false}
+"""
+FAKE_TORCH = """
+import types
+__version__, version, cuda = {!r}, types.SimpleNamespace(cuda=None), types.SimpleNamespace(is_available=bool)
+"""
 
 
 def closure(names: tuple[str, ...]) -> set[str]:
@@ -76,10 +90,10 @@ def bundle(machine: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-def install(bundle: Path, target: Path, python: Path) -> subprocess.CompletedProcess[str]:
+def install(bundle: Path, target: Path, python: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the installer where no network is."""
     command = [*WITHOUT_NETWORK, "bash", str(bundle / "install.sh"), str(target), str(python)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
 
 def test_what_the_machine_holds_and_torch_are_not_carried(bundle: Path) -> None:
@@ -92,7 +106,7 @@ def test_what_the_machine_holds_and_torch_are_not_carried(bundle: Path) -> None:
     assert not [name for name in carried if name.startswith("nvidia-")]
 
 
-def test_a_bundle_that_came_in_two_transfers_runs_the_default_job_without_a_network(
+def test_a_bundle_that_came_in_two_transfers_runs_a_job_without_a_network(
     bundle: Path, machine: tuple[Path, Path], tmp_path: Path
 ) -> None:
     first, target = tmp_path / "first", tmp_path / "target"
@@ -112,6 +126,7 @@ def test_a_bundle_that_came_in_two_transfers_runs_the_default_job_without_a_netw
 
     work = tmp_path / "work"
     shutil.copytree(ROOT / "tool_configs", work / "tool_configs")
+    build_model(work / "model")
     (work / "run.yaml").write_text(SMALL_JOB)
     shutil.copy(ROOT / "mcp_servers.json", work)
     inside = f"ip link set lo up && . {target}/env.sh && exec mtrl-train --tools tool_configs/ --config run.yaml"
@@ -131,12 +146,13 @@ def test_a_damaged_part_another_python_and_another_torch_are_refused_by_name(
     shutil.copytree(bundle, broken)
     part = sorted(broken.glob("*.tar.xz.*"))[1]
     part.write_bytes(part.read_bytes()[:-1] + b"?")
-    told = install(broken, tmp_path / "target", machine[0])
+    (tmp_path / "torch.py").write_text(FAKE_TORCH.format(version("torch")))
+    told = install(broken, tmp_path / "target", machine[0], PYTHONPATH=str(tmp_path))
     assert told.returncode == 1 and f"{part.name} is damaged" in told.stderr, told.stderr
     manifest = json.loads((bundle / "manifest.json").read_text())
     for key, other, words in (("python", "3.9", f"this is Python {PYTHON}"), ("torch", "1.13", "torch is")):
         (broken / "manifest.json").write_text(json.dumps(manifest | {key: other}))
-        told = install(broken, tmp_path / "target", machine[0])
+        told = install(broken, tmp_path / "target", machine[0], PYTHONPATH=str(tmp_path))
         assert told.returncode == 1 and words in told.stderr and other in told.stderr, told.stderr
     assert not (tmp_path / "target" / "mtrl").exists()
 

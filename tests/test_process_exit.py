@@ -12,8 +12,9 @@ LONG_THREAD = "threading.Thread(target=time.sleep, args=(600,)).start()"
 SHORT_THREAD = "threading.Thread(target=time.sleep, args=(0.05,)).start()"
 
 
-@pytest.mark.parametrize("thread", ["pass", SHORT_THREAD, LONG_THREAD])
-@pytest.mark.parametrize(("says", "code"), [("3", 3), ("None", 0), ("'a reason'", 1)])
+@pytest.mark.parametrize(
+    ("thread", "says", "code"), [("pass", "'a reason'", 1), (SHORT_THREAD, "None", 0), (LONG_THREAD, "3", 3)]
+)
 def test_command_exits_with_its_code_and_output_despite_running_threads(thread: str, says: str, code: int) -> None:
     script = (
         "import sys, threading, time\nfrom gateway.process_exit import exit_despite_threads\n"

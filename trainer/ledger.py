@@ -5,13 +5,14 @@ Entries are only appended. The loss mask, the logprobs, the messages and the med
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate, chain, groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 from gateway.types import EMPTY, Audio, Image, Outcome, Part, ToolCall, Video
 
@@ -22,10 +23,21 @@ BRANCH = "branch"
 """The source of an entry that copies a turn of the policy from another ledger of the rollout, where it is trained."""
 COPIED = "copied"
 """In the info of an entry that a new ledger repeats as it is in the one before."""
+OFFERED = "offered"
+"""In the info of a ledger's first entry: schemas of the tools that its chat offers, if they are not the run's."""
 SUB_AGENT = "sub_agent"
 """In the info of the first entry of a ledger that is a sub-agent's chat: its name."""
 VersionRuns = tuple[tuple[int, int], ...]
 """Run-length encoded policy versions: (version, number of consecutive ids that it sampled)."""
+
+
+Experts: TypeAlias = "array[int]"
+"""Experts that routers chose: token by token, layer by layer, as numbers of two bytes."""
+
+
+def no_experts() -> Experts:
+    """Nothing is known."""
+    return array("h")
 
 
 def encode_version_runs(versions: Sequence[int], default: int) -> tuple[int, VersionRuns]:
@@ -59,6 +71,9 @@ class Entry:
     """The versions that sampled the first ids, if weights changed during the turn."""
     cached_tokens: int = 0
     """Tokens before this entry that the engine read from its prefix cache."""
+    experts: Experts | None = None
+    """The experts that tokens were sent to, from the first for which no turn before tells that to the last but one of
+    this turn."""
     finish_reason: str | None = None
     """Why generation ended: `stop`, `length` or `abort`."""
     parts: tuple[Part, ...] = ()
@@ -183,6 +198,25 @@ class Ledger:
     def versions(self) -> tuple[int | None, ...]:
         """The policy version that sampled each id; None for ids that were not sampled."""
         return tuple(chain.from_iterable(entry.versions for entry in self.entries))
+
+    @property
+    def routed_tokens(self) -> int:
+        """How many tokens, from the first, have known experts; the last one that was sampled was sent to none yet."""
+        ends = zip(self.starts, self.entries, strict=True)
+        return max((start + len(entry.ids) - 1 for start, entry in ends if entry.experts is not None), default=0)
+
+    @property
+    def experts(self) -> Experts:
+        """The experts of each token, -1 for tokens without; empty if nothing is known, or not of which tokens."""
+        known, routed, widths = no_experts(), 0, set[float]()
+        for start, entry in zip(self.starts, self.entries, strict=True):
+            if entry.experts is not None and (end := start + len(entry.ids) - 1) > routed:
+                widths.add(len(entry.experts) / (end - routed))
+                known, routed = known + entry.experts, end
+        width = widths.pop() if len(widths) == 1 else 0.0
+        if not width or not width.is_integer():
+            return no_experts()
+        return known + array("h", (-1,)) * (int(width) * (len(self) - routed))
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from gateway.native.native_toolset import accepted_kwargs
 from gateway.native.result_json import encode_result
 from gateway.native.tool_results import exception_result, invalid_arguments_result, to_tool_result
 from gateway.process.child_entry import Wire
+from gateway.sandbox.command_server import reap_for_child
 from gateway.sandbox.sandbox_layout import ROLLOUT
 from gateway.sandbox.sandbox_state import MAX_BYTES
 from gateway.sandbox.state_archive import pack
@@ -109,6 +110,7 @@ def _pack() -> bytes:
 
 def serve() -> None:
     """Loads the tool that the first message names, and answers calls until the gateway is gone."""
+    reap_for_child()
     anyio.run(_serve)
 
 

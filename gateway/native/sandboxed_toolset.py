@@ -112,7 +112,7 @@ class SandboxedToolset:
         readable = (*python_folders(), str(GATEWAY_FOLDER), *tool.readable)
         env = {"PYTHONPATH": str(GATEWAY_FOLDER.parent)}
         state = None if tool.states is None else tool.states.prepared.find_resolved(state_name)
-        confined = Confined(COMMAND, tool.settings, readable, env=env, state=str(state or ""))
+        confined = Confined(COMMAND, tool.settings, readable, env=env, state=str(state or ""), is_first_process=True)
         process = await ConfinedProcess.start(open_command(confined, self.reaper), self.reaper)
         try:
             await process.ask(dumps({**tool.start, "kwargs": dict(kwargs)}), LOAD_S)

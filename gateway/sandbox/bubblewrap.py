@@ -16,6 +16,7 @@ from pathlib import Path
 from gateway.process.spawn import Finished, run_command
 from gateway.sandbox import host_proxy, proxy_listener, root_entry, state_mount
 from gateway.sandbox.cgroups import OWN_PROCESSES
+from gateway.sandbox.command_server import ENDED_INSIDE
 from gateway.sandbox.kept_files import KeptFiles
 from gateway.sandbox.memory_files import descriptor_path, join_options, open_file, shared_file
 from gateway.sandbox.root_interpreter import LOADED_PYTHON, PLACE, interpreter_files, script
@@ -65,16 +66,23 @@ number of bubblewrap's child, its options, the list of mounts, the filter of sys
 copied."""
 ENTER = """
 mount -a -T /dev/fd/8 || exit 125
-ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit "$5" "$6" || exit 125
-ulimit -u "$4" 2> /dev/null || ulimit -p "$4" || exit 125  # bash, dash
 cd "$7" || exit 125
 export LANG="$8"
-shift 8
-echo >&5
-exec "$@" 5>&- 8<&-
+enter() {
+    ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit "$5" "$6" || exit 125
+    ulimit -u "$4" 2> /dev/null || ulimit -p "$4" || exit 125  # bash, dash
+    shift 9
+    echo >&5
+    exec "$@" 5>&- 8<&-
+}
+[ -n "$9" ] || enter "$@"
+exec 9>&2 2> /dev/null  # It would tell of the signal that ended the command.
+(exec 2>&9 9>&-; enter "$@")
+exit "$9"
 """
 """Runs inside, before all rights are given up: mounts the folders in memory, which bubblewrap makes without a limit on
-files, and sets the limits of single processes. With a language, the programs that do this would look for its files."""
+files, and sets the limits of single processes. With a language, the programs that do this would look for its files.
+With an exit status, root's process 1 stays, and ends with it after the command: nobody else can signal or limit it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +116,8 @@ class Confined:
     kept: KeptFiles | None = None
     """What keeps its files for the boxes that follow, and has those of earlier ones."""
     is_first_process: bool = False
-    """Whether the command itself may be process 1 inside, which reaps the others. It is, where the gateway is not
-    root's: bubblewrap's own process 1 would be of the same user as the others, which could open it."""
+    """Whether process 1 inside is ours, and reaps the others; without a user of its own, the command itself is it.
+    Nothing inside can end it, so that its end by a signal tells of something outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +178,8 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
 def _enter(confined: Confined, language: str) -> tuple[str, ...]:
     """What runs inside before the command."""
     listen = (*LISTENER_COMMAND, *_listeners(confined)) if confined.sockets else ()
-    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, language)
+    status = str(ENDED_INSIDE) if confined.is_first_process and confined.user else ""
+    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, language, status)
     return (*enter, *listen, *_drop_rights(confined), *give_back(confined.settings.env, confined.env or {}))
 
 
@@ -273,7 +282,7 @@ def _drop_rights(confined: Confined) -> Iterator[str]:
 def _options(confined: Confined, environment: Mapping[str, str]) -> Iterator[str]:
     is_root = os.geteuid() == 0
     yield from ("--die-with-parent", "--clearenv", "--cap-drop", "ALL", "--info-fd", str(INFO_DESCRIPTOR))
-    if confined.is_first_process and not is_root:
+    if confined.is_first_process:
         yield "--as-pid-1"
     yield from ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
     yield from ("--hostname", "sandbox", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP")

@@ -36,10 +36,20 @@ class Cgroup:
 
     def hits(self) -> dict[str, int]:
         """How often the limits on memory and processes were hit."""
-        if self.folder is None:
-            return {"memory": 0, "processes": 0}
-        memory, processes = _read_counts(self.folder / "memory.events"), _read_counts(self.folder / "pids.events")
-        return {"memory": memory.get("oom_kill", 0), "processes": processes.get("max", 0)}
+        killed, is_own = self._count_killed()
+        processes = _read_counts(self.folder / "pids.events") if self.folder else {}
+        return {"memory": killed if is_own else 0, "processes": processes.get("max", 0)}
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether processes were ended since the machine has no memory left, and not at the group's own limit."""
+        killed, is_own = self._count_killed()
+        return killed > 0 and not is_own
+
+    def _count_killed(self) -> tuple[int, bool]:
+        """How many processes were ended for their memory, and whether the limit was ever hit: that is counted first."""
+        counts = _read_counts(self.folder / "memory.events") if self.folder else {}
+        return counts.get("oom_kill", 0), counts.get("oom", 0) > 0
 
 
 def remove_group(folder: Path, wait_s: float = 0.0) -> bool:

@@ -29,7 +29,7 @@ INTERRUPT_S = 1.0
 TOO_LONG, KILL_ROUNDS = "it reached the time limit", 100
 LIBC, DUMPABLE, FIRST_PROCESSES = ctypes.CDLL(None), 4, 64
 ENDED_INSIDE = 113
-"""Exit status of the first process whose child was ended. It cannot be ended from inside, so others tell of outside."""
+"""Exit status of the first process whose child has ended. It cannot be ended from inside, so others tell of outside."""
 Reply = dict[str, Any]
 
 
@@ -337,15 +337,22 @@ def running() -> Iterator[int]:
 
 
 def reap_for_child() -> None:
-    """Goes on in a child. The first process of a sandbox reaps what others leave, and ends with this child."""
+    """Goes on in a child, with which the first process of a sandbox ends, if that is this one. The kernel reaps what
+    others leave, so that it uses no processor time, for which it could be ended."""
+    if os.getpid() != 1:
+        return
+    # The kernel drops what a first process does not handle; with Python's handler, a signal from inside would end it.
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     if (child := os.fork()) == 0:
+        signal.signal(signal.SIGINT, handler)
         set_oom_score(100)  # The first process is to tell of it.
         return
+    LIBC.prctl(DUMPABLE, 0, 0, 0, 0)
     close_streams()
-    while True:
-        ended, status = os.wait()
-        if ended == child:
-            os._exit(ENDED_INSIDE if status else 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with suppress(ChildProcessError):
+        os.waitpid(child, 0)
+    os._exit(ENDED_INSIDE)
 
 
 def close_streams() -> None:
@@ -358,8 +365,8 @@ def close_streams() -> None:
 def serve() -> None:
     """Answers requests until standard input ends."""
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # Else programs could answer in its place, by its pipes and memory in `/proc`.
-    if is_first := os.getpid() == 1:
-        reap_for_child()
+    is_first = os.getpid() == 1
+    reap_for_child()
     wire, server = Wire.claim(keeps_output=False), Server()
     close_streams()
     wire.send(0, json.dumps({"is_first": is_first}).encode())

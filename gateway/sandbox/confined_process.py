@@ -14,14 +14,13 @@ from gateway.limits import count_tool_time
 from gateway.process.pipe_process import PipeProcess, ProcessEnded
 from gateway.process.reaper import Reaper
 from gateway.sandbox import sandbox_statistics as statistics
-from gateway.sandbox.sandboxed_command import SandboxedCommand
+from gateway.sandbox.sandboxed_command import SIGNAL_CODES, SandboxedCommand
 from gateway.types import Outcome, ToolResult
 
 START_S = 30.0
 ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE = 1.5, 0.15
 """Time that is left of a call for ending its sandbox, in seconds and as a share of the call."""
-SIGNAL_CODES = 128
-"""Exit codes beyond this one, such as those of container engines, tell of the signal that ended the first process."""
+NO_MEMORY = "the sandbox was ended from outside: the machine has no memory left"
 LATE_START = "the call reached its time limit, most of which was over when its sandbox was ready"
 
 
@@ -65,6 +64,8 @@ class ConfinedProcess:
         self._stack = AsyncExitStack()
         self._lock = anyio.Lock()
         self._is_stopped = False
+        self._memory_hits = 0
+        """Those that were known at its last answer: a limit that was hit before does not explain a later end."""
         self._killed = ""
         """How it was ended from outside, if it was."""
 
@@ -118,7 +119,10 @@ class ConfinedProcess:
                 raise SandboxEnded(await self._end_reason())
             try:
                 with anyio.fail_after(timeout_s):
-                    return await self.process.ask(message)
+                    answer = await self.process.ask(message)
+                await self._check_memory()
+                self._memory_hits = self.group.hits()["memory"]
+                return answer
             except ProcessEnded as error:
                 raise SandboxEnded(await self._end_reason()) from error
             except TimeoutError:
@@ -128,11 +132,25 @@ class ConfinedProcess:
                 await self.stop()
                 raise
 
+    async def check_not_killed(self) -> None:
+        """Raises SandboxKilled if it was ended from outside, or processes in it were."""
+        if not self._is_stopped:
+            await self._check_memory()
+        if self.process.exit_code is not None:
+            await self._end_reason()
+
+    async def _check_memory(self) -> None:
+        if self.group.ran_out_of_memory:
+            self._killed = NO_MEMORY
+            await self.stop()
+            raise SandboxKilled(self._killed)
+
     async def _end_reason(self) -> str:
         """Why the sandbox ended. What runs inside cannot signal the process outside: then something else did."""
         if not self._is_stopped:
             code = await self.process.wait(1.0)
-            limit, text = self._held.find_limit(), self.process.error_text
+            await self._check_memory()
+            limit, text = self._held.find_limit(self._memory_hits), self.process.error_text
             await self.stop()
             if limit:
                 return limit

@@ -316,6 +316,7 @@ class LocalSandbox:
                 kept.close()
 
     async def freeze(self) -> FrozenFiles:
+        await self._process.check_not_killed()
         await self._process.stop()
         kept, self._kept = self._kept, None
         if kept is None:

@@ -17,6 +17,8 @@ NO_SUID, NO_DEVICES = 2, 4
 DROP_BOUND, NO_NEW_RIGHTS, AMBIENT, CLEAR_ALL = 24, 38, 47, 4
 CAPABILITIES_VERSION, LAST_CAPABILITY = 0x20080522, 63
 STARTED, MOUNTS = 5, 8
+ENDED_INSIDE = 113
+"""As in `command_server.py`."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,6 +26,8 @@ def main() -> None:
     """Enters."""
     given = json.loads(sys.argv[1])
     check(LIBC.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(NO_SUID | NO_DEVICES), given["shared"].encode()))
+    if given["user"]:
+        stay_first()
     for name, value in given["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     drop_rights(given["user"])
@@ -44,6 +48,17 @@ def main() -> None:
         os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command of the box
     except OSError as error:
         sys.exit(f"{sys.argv[2]}: {error.strerror}")
+
+
+def stay_first() -> None:
+    """Goes on in a child: root's process 1 stays, which nobody else can signal or limit, and ends after it."""
+    if (child := os.fork()) == 0:
+        return
+    os.closerange(0, MOUNTS + 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with suppress(ChildProcessError):
+        os.waitpid(child, 0)
+    os._exit(ENDED_INSIDE)
 
 
 def drop_rights(user: int) -> None:

@@ -23,6 +23,10 @@ from gateway.sandbox.program_users import unused_user
 from gateway.sandbox.sandbox_settings import SandboxSettings
 
 log = logging.getLogger(__name__)
+
+SIGNAL_CODES = 128
+OUTSIDE_SIGNALS = frozenset(range(SIGNAL_CODES + 1, SIGNAL_CODES + 65))
+"""Exit codes that tell of the signal by which the first process was ended, which nothing inside can do."""
 _warned: set[str] = set()
 
 
@@ -53,11 +57,11 @@ class SandboxedCommand:
         """Its waits for hosts, where it has a list of them."""
         return None if self.proxy is None else self.proxy.waits
 
-    def find_limit(self) -> str:
-        """The limit that ended its processes, as text; empty if none did."""
+    def find_limit(self, known: int = 0) -> str:
+        """The limit that ended its processes, as text; empty if none did but those `known` of its memory."""
         if self.disk is not None and self.disk.problem:
             return self.disk.problem
-        if self.group.hits()["memory"]:
+        if self.group.hits()["memory"] > known:
             return f"its processes used more than {self.settings.memory_mb} MB of memory"
         return ""
 
@@ -96,8 +100,9 @@ async def open_command(
                 )
                 with open_command_line(held) as line:
                     async with _watch_disk(held, line, below) as disk:
+                        codes = OUTSIDE_SIGNALS if held.is_first_process else frozenset[int]()
                         yield SandboxedCommand(
-                            line.words, group, settings, disk, proxy, has_started=lambda: line.has_started, user=user
+                            line.words, group, settings, disk, proxy, codes, lambda: line.has_started, user
                         )
         finally:
             await _remove(group, reaper)

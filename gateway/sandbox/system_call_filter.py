@@ -1,8 +1,8 @@
 """A seccomp filter for sandboxes, as a program for the kernel's BPF machine.
 
 It refuses what no tool needs and what attacks on kernels begin with: keys, BPF, tracing, io_uring, new user namespaces,
-the kernel's log, typing into a terminal; Internet sockets where a sandbox has no network; and where no control group
-counts memory, files of it without a name. Other calls are the kernel's to judge.
+the kernel's log, typing into a terminal; Internet sockets where a sandbox has no network; and what takes memory that
+nothing counts without a control group. Other calls are the kernel's to judge.
 """
 
 from __future__ import annotations
@@ -43,17 +43,25 @@ CALLS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Numbers of the system calls that are refused."""
 UNCOUNTED: dict[str, dict[str, int]] = {
-    "x86_64": {"memfd_create": 319, "memfd_secret": 447},
-    "aarch64": {"memfd_create": 279, "memfd_secret": 447},
+    "x86_64": {"memfd_create": 319, "memfd_secret": 447, "msgget": 68, "semget": 64},
+    "aarch64": {"memfd_create": 279, "memfd_secret": 447, "msgget": 186, "semget": 190},
 }
-"""Numbers of those that give files of memory which are in no folder, and may be in no process. Databases and web
-servers need segments and shared mappings, which stay."""
+"""Numbers of those that give memory which is in no folder, and may be in no process: files without a name, queues and
+semaphores of System V (500 MB and 64 GB by the kernel's default limits). Databases and web servers need segments and
+shared mappings, which stay."""
 CHECKED: dict[str, dict[str, int]] = {
-    "x86_64": {"socket": 41, "ioctl": 16, "clone": 56, "unshare": 272, "clone3": 435, "fallocate": 285},
-    "aarch64": {"socket": 198, "ioctl": 29, "clone": 220, "unshare": 97, "clone3": 435, "fallocate": 47},
-}
-"""Numbers of those that depend on an argument; of clone3, whose arguments cannot be seen: clone does its work; and of
-fallocate, which takes a disk in no time: programs write instead, which is limited in time."""
+    "x86_64": {
+        "socket": 41, "ioctl": 16, "clone": 56, "unshare": 272, "clone3": 435, "fallocate": 285,
+        "prlimit64": 302,
+    },
+    "aarch64": {
+        "socket": 198, "ioctl": 29, "clone": 220, "unshare": 97, "clone3": 435, "fallocate": 47,
+        "prlimit64": 261,
+    },
+}  # fmt: skip
+"""Numbers of those that depend on an argument, such as whose limits prlimit64 sets; of clone3, whose arguments cannot
+be seen: clone does its work; and of fallocate, which takes a disk in no time: programs write instead, which is limited
+in time."""
 
 
 def has_filter() -> bool:
@@ -76,10 +84,11 @@ def filter_program(has_loopback: bool, counts_memory: bool = True) -> bytes:
         *(step for number in uncounted.values() if not counts_memory for step in _when(EQUAL, number, NO_CALL)),
         *_when(EQUAL, calls["clone3"], NO_CALL),
         *_when(EQUAL, calls["fallocate"], REFUSE | NOT_SUPPORTED),
-        *_for_call(calls["socket"], FIRST_ARGUMENT_AT, _only(families)),
+        *_for_call(calls["socket"], FIRST_ARGUMENT_AT, _only(families, NO_SUCH_FAMILY)),
         *_for_call(calls["ioctl"], SECOND_ARGUMENT_AT, _none_of(TERMINAL_INPUT)),
         *_for_call(calls["clone"], FIRST_ARGUMENT_AT, _when(AND_BITS, NEW_USER, REFUSE | NOT_PERMITTED)),
         *_for_call(calls["unshare"], FIRST_ARGUMENT_AT, _when(AND_BITS, NEW_USER, REFUSE | NOT_PERMITTED)),
+        *_for_call(calls["prlimit64"], FIRST_ARGUMENT_AT, _only((0,), NOT_PERMITTED)),
         *_instruction(RETURN, ALLOW),
     ]
     return b"".join(steps)
@@ -98,10 +107,10 @@ def _unless(test: int, value: int, action: int) -> list[bytes]:
     return [*_instruction(test, value, 1, 0), *_instruction(RETURN, action)]
 
 
-def _only(values: tuple[int, ...]) -> list[bytes]:
+def _only(values: tuple[int, ...], error: int) -> list[bytes]:
     """Allows these values of an argument."""
     tests = [step for value in values for step in _when(EQUAL, value, ALLOW)]
-    return [*tests, *_instruction(RETURN, REFUSE | NO_SUCH_FAMILY)]
+    return [*tests, *_instruction(RETURN, REFUSE | error)]
 
 
 def _none_of(values: tuple[int, ...]) -> list[bytes]:

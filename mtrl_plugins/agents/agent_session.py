@@ -35,7 +35,7 @@ from trainer.engine.base import EngineError, Generation, OnIds, Sampling
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.parse.base import Reply
 from trainer.rollout.ledger_builder import make_policy_entry
-from trainer.rollout.loop import RolloutRunner, Slot, add_instructions, find_offered
+from trainer.rollout.loop import RolloutRunner, Slot, add_instructions, find_offered, first_unrouted
 from trainer.rollout.rollout import StopReason
 from trainer.template import Template
 from trainer.template.errors import TemplateError
@@ -355,6 +355,7 @@ class AgentSession:
             stop=(*sampling.stop, *request.stop),
             banned_ids=(*sampling.banned_ids, *template.banned_ids),
             seed=self._seed(self._prefixes.digest(prompt.chat.parent, prompt.entry)),
+            experts_from=first_unrouted(prompt.ledger, self.runner.engine.capabilities),
         )
 
     def _seed(self, prompt: bytes) -> int:

@@ -313,7 +313,8 @@ def _make_ledger(leaf: PolicyTurn, seen: set[int]) -> Ledger:
     for turn in leaf.path:
         is_known = id(turn) in seen
         seen.add(id(turn))
-        entries += [turn.prompt, as_context(turn.entry) if is_known else _with_changes(turn)]
+        known = replace(as_context(turn.entry), experts=turn.entry.experts)  # As the turns after it were asked for.
+        entries += [turn.prompt, known if is_known else _with_changes(turn)]
     return Ledger(tuple(entries))
 
 

@@ -20,14 +20,16 @@ from gateway.toolset import unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Text, ToolCall, ToolResult, ToolSpec
 from gateway.types import Task as SessionTask
 from mtrl_plugins.history.delegate_settings import DelegateSettings
+from mtrl_plugins.history.settings import HistorySettings
 from trainer.engine.base import Generation
-from trainer.ledger import SUB_AGENT, Ledger, Message
+from trainer.ledger import OFFERED, SUB_AGENT, Ledger, Message
 from trainer.reward.attempt import ENDED
 from trainer.rollout.loop import RolloutLoop, RolloutRunner, Slot
 from trainer.rollout.observer import NullObserver, RolloutObserver
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.steppers import RolloutStart, Step, Stepper, ToolsAndFeedback, open_stepper
 from trainer.rollout.task import Task
+from trainer.template.chat_template import function_schema
 
 PARAMETERS = {
     "type": "object",
@@ -78,11 +80,14 @@ class DelegatingRunner(RolloutRunner):
         place = (group, index, attempt, slot or nullcontext())
         family = Family(RolloutRunner(**_fields_of(self)), self.player, task, place)
         rollout = await family.parent.run()
-        earlier = (*rollout.earlier, *(ledger for ledger in family.ledgers if ledger.turns))
+        *before, ledger = (_add_info(each, {OFFERED: family.offered}) for each in rollout.ledgers)
+        earlier = (*before, *(ledger for ledger in family.ledgers if ledger.turns))
         chats = (family.parent, *family.children)
-        drift = sum((Counter(chat.infos.get("drift", {})) for chat in chats), Counter[str]())
         infos = {**rollout.infos, self.player.settings.key: {**family.counts}}
-        return replace(rollout, earlier=earlier, infos=infos | ({"drift": {**drift}} if drift else {}))
+        for key in ("drift", HistorySettings.key):
+            if counts := sum((Counter(chat.infos.get(key, {})) for chat in chats), Counter[str]()):
+                infos[key] = {**counts}
+        return replace(rollout, ledger=ledger, earlier=earlier, infos=infos)
 
 
 class Family:
@@ -95,13 +100,15 @@ class Family:
         self.runner = runner
         self.parent = RolloutLoop(replace(runner, gateway=cast(AnyGateway, self)), task, *place)
         self.children: list[RolloutLoop] = []
+        self.offered: list[Mapping[str, Any]] = []
+        """Schemas of the tools of the rollout's own chat, which the run's tools do not have all of."""
         self.counts: Counter[str] = Counter()
 
     @property
     def ledgers(self) -> list[Ledger]:
         """Those of all sub-agents, also of one that was cancelled."""
         return [
-            _name_ledger(ledger, child.task.id)
+            _add_info(ledger, {SUB_AGENT: child.task.id, **self._restricted})
             for child in self.children
             for ledger in (*child.builder.earlier, child.builder.ledger)
             if ledger.entries
@@ -111,7 +118,17 @@ class Family:
     async def open(self, task: SessionTask) -> AsyncIterator[AnySession]:
         """The rollout's session with the tool."""
         async with self.runner.gateway.open(task) as session:
-            yield cast(AnySession, ParentSession(session, self))
+            parent = ParentSession(session, self)
+            self.offered = [function_schema(spec) for spec in parent.specs]
+            yield cast(AnySession, parent)
+
+    @property
+    def _restricted(self) -> Mapping[str, Any]:
+        """The schemas of what sub-agents may use, if that is not all."""
+        names = self.settings.tools
+        if names is None:
+            return {}
+        return {OFFERED: [schema for schema in self.offered if schema["function"]["name"] in names]}
 
     async def answer(self, calls: Sequence[ToolCall], session: AnySession) -> list[ToolResult]:
         """Has a sub-agent play each call. Together they have the tokens that the rollout does not need to read them."""
@@ -144,13 +161,13 @@ class Family:
         if not text:
             problem = '`task` must be a text that says what to do, as in {"task": "..."}.'
             return ToolResult((Text(problem),), Outcome.INVALID, reason="no task")
-        turns = min(settings.turns, tokens // parent.limits.turn_tokens)
-        if number > settings.times or turns < 1:
-            why = "too few tokens are left" if turns < 1 else f"there were {settings.times}, as many as may be"
+        is_short = tokens < parent.limits.turn_tokens
+        if number > settings.times or is_short:
+            why = "too few tokens are left" if is_short else f"there were {settings.times}, as many as may be"
             return ToolResult((Text(f"There is no further sub-agent: {why}."),), Outcome.ERROR)
         most = min(settings.tokens or parent.limits.rollout_tokens, parent.limits.rollout_tokens)
         calls_left = max(0, parent.limits.tool_calls - parent.counts["calls"] - wanted) // wanted
-        bounds = {"assistant_turns": turns, "rollout_tokens": most, "tool_calls": calls_left}
+        bounds = {"assistant_turns": settings.turns, "rollout_tokens": most, "tool_calls": calls_left}
         limits = parent.limits.model_copy(update=bounds)
         name = f"sub-agent {number}"
         question: Message = {"role": "user", "content": text}
@@ -163,6 +180,7 @@ class Family:
             observer=ChildObserver(self.runner.observer, parent.key),
         )
         child = RolloutLoop(runner, Task(f"{parent.task.id}/{name.replace(' ', '-')}", chat), *self.place)
+        child.unsampled = tokens
         self.children.append(child)
         return child
 
@@ -192,9 +210,11 @@ class Family:
         return ToolResult(parts, outcome, done=is_over, metrics={"turns": len(rollout.turns)}, elapsed_s=elapsed_s)
 
 
-def _name_ledger(ledger: Ledger, name: str) -> Ledger:
+def _add_info(ledger: Ledger, info: Mapping[str, Any]) -> Ledger:
+    if not ledger.entries:
+        return ledger
     first = ledger.entries[0]
-    return Ledger((replace(first, info={**first.info, SUB_AGENT: name}), *ledger.entries[1:]))
+    return Ledger((replace(first, info={**first.info, **info}), *ledger.entries[1:]))
 
 
 def read_task(arguments: str) -> str:

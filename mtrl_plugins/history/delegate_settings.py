@@ -35,7 +35,7 @@ class DelegateSettings(RunPart):
     tools: tuple[str, ...] | None = None
     """Tools that they may use; by default all."""
     turns: PositiveInt = 8
-    """Turns of each; fewer if few tokens are left."""
+    """Turns of each."""
     tokens: PositiveInt | None = None
     """Tokens of each chat; by default `limits.rollout_tokens`."""
     times: PositiveInt = 8

@@ -23,14 +23,14 @@ from gateway.sandbox import host_proxy, proxy_listener, root_interpreter
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import OPEN_FILES
 from gateway.sandbox.cgroups import OWN_PROCESSES, Cgroup
-from gateway.sandbox.confined_process import SIGNAL_CODES, ConfinedProcess, SandboxEnded, SandboxKilled
+from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded, SandboxKilled
 from gateway.sandbox.disk_watch import DISK_WATCH, WatchedDisk
 from gateway.sandbox.host_proxy import HostProxy, open_proxy
 from gateway.sandbox.provider import ENVIRONMENT, SCRIPTS, FrozenFiles, LocalSandbox, use_root
 from gateway.sandbox.sandbox_layout import MEMORY_FOLDERS, ROLLOUT
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import pack_files, unpack_files
-from gateway.sandbox.sandboxed_command import SandboxedCommand
+from gateway.sandbox.sandboxed_command import OUTSIDE_SIGNALS, SandboxedCommand
 from mtrl_plugins.sandboxes.settings import ContainerSettings
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,6 @@ LISTENER = "/mtrl/proxy_listener.py"
 NOBODY = "65534:65534"
 ENGINE_FAILURES = frozenset((125, 126, 127))
 """Exit codes of an engine that failed, or that cannot start the command."""
-OUTSIDE_SIGNALS = frozenset(range(SIGNAL_CODES + 1, SIGNAL_CODES + 65))
-"""Exit codes of a container whose first process was ended by a signal, which nothing inside can do."""
 START_S, REMOVE_S, ASK_S = 60.0, 20.0, 20.0
 MAX_HEADER_BYTES = 64 * 2**20
 """Of an archive, besides what its files have."""

@@ -192,8 +192,9 @@ def sampling_from_plain(plain: Sequence[Any]) -> Sampling:
         values[name] = float(values[name])
     for name in ("max_tokens", "top_k"):
         values[name] = int(values[name])
-    if values["seed"] is not None:
-        values["seed"] = int(values["seed"])
+    for name in ("seed", "experts_from"):
+        if values[name] is not None:
+            values[name] = int(values[name])
     return Sampling(**values)
 
 

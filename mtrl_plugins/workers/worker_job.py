@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ class EngineLimits(FrozenModel):
     supports_images: bool
     context_length: int
     notes: tuple[str, ...]
+    tells_experts: bool
     takes_adapters: bool
 
     @property
@@ -95,7 +96,7 @@ def make_worker_job(
     return WorkerJob(
         settings=PlayedSettings.model_validate(content),
         model=model,
-        engine=EngineLimits(**asdict(engine.capabilities)),
+        engine=EngineLimits(**asdict(replace(engine.capabilities, tells_experts=False))),  # Lines have none.
         tokenizer=TokenizerPrint.take(template),
         vocabulary=_find_vocabulary(model, template),
         silent_s=silent_s,

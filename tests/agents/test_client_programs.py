@@ -27,11 +27,8 @@ CASES = [
     ("google_loop.py",),
     ("google_loop.py", "stream"),
     ("agents_sdk.py",),
-    ("agents_sdk.py", "stream"),
-    ("agents_sdk.py", "chat"),
     ("agents_sdk.py", "chat", "stream"),
     ("langgraph_agent.py",),
-    ("ag2_agent.py",),
     ("ag2_agent.py", "stream"),
 ]
 

@@ -31,19 +31,20 @@ def play(name: str, kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "branches", "calls", "changed"),
+    ("name", "kind", "branches", "calls", "changed"),
     [
-        ("codex", [2], ["exec_command"], {}),
-        ("opencode", [1, 2], ["bash"], {"arguments": 1}),  # It asks for a title first.
-        ("pi", [2], ["bash"], {"arguments": 1}),
-        ("mini", [2], ["bash", "bash"], {}),
-        ("qwen", [2], ["run_shell_command"], {"arguments": 1}),
-        ("gemini", [2], ["run_shell_command"], {"arguments": 1}),
+        ("codex", "grade", [2], ["exec_command"], {}),
+        ("codex", "harbor", [2], ["exec_command"], {}),
+        ("opencode", "harbor", [1, 2], ["bash"], {"arguments": 1}),  # It asks for a title first.
+        ("pi", "harbor", [2], ["bash"], {"arguments": 1}),
+        ("mini", "grade", [2], ["bash", "bash"], {}),
+        ("mini", "harbor", [2], ["bash", "bash"], {}),
+        ("qwen", "harbor", [2], ["run_shell_command"], {"arguments": 1}),
+        ("gemini", "harbor", [2], ["run_shell_command"], {"arguments": 1}),
     ],
 )
-@pytest.mark.parametrize("kind", ["grade", "harbor"])
 def test_agent_finishes_a_task_with_exact_ids(
-    name: str, branches: list[int], calls: list[str], changed: dict[str, int], kind: str
+    name: str, kind: str, branches: list[int], calls: list[str], changed: dict[str, int]
 ) -> None:
     played = play(name, kind)
     assert (played["stop"], played["reason"]) == ("done", ""), played

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench import gpu, gpu_flops, gpu_table, gpu_workload
+from bench import gpu, gpu_flops
 from tests.trainer.policy.tiny_policies import tiny_model
 from trainer.algorithms.packing import BatchRow
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
-
-LINES = [
-    {"about": {"date": "2026-11-22", "device": "an imaginary GPU"}, "at_s": 0.0},
-    {"part": "update 0.5B", "process": 7, "at_s": 1.0},
-    {"part": "update 0.5B", "figure": "update", "value": 12345.6, "unit": "tokens/s", "micro_batch": 8192, "at_s": 2.0},
-    {"part": "update 0.5B", "figure": "update", "skipped": "no | kernel", "kernel": "cudnn", "at_s": 2.5},
-    {"part": "update 0.5B", "failed": "ended with -9: ", "at_s": 3.0},
-]
-
-
-def test_figures_of_a_part_that_failed_stand_in_the_table_with_what_is_missing_and_why() -> None:
-    text = gpu_table.format_figures(LINES)
-    assert "| update 0.5B | update (micro batch 8192) | 12,346 tokens/s |" in text
-    assert "| update 0.5B | update (kernel cudnn) | no \\| kernel |" in text
-    assert "| update 0.5B | the rest | ended with -9: |" in text
 
 
 @pytest.fixture
@@ -62,25 +46,6 @@ async def test_a_part_that_fails_hangs_or_is_cut_off_costs_no_figure_that_was_to
     assert bench.failed == ["raises", "hangs"]
     failed = {line["part"]: line["failed"] for line in lines if "failed" in line}
     assert "no kernel image" in failed["raises"] and "ended after its 5 s" in failed["hangs"]
-
-
-async def test_a_part_that_no_longer_fits_the_budget_is_skipped_with_the_reason(
-    bench: gpu.Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (part,) = script_part(monkeypatch, {"long": FIGURE})
-    await bench.run([replace(part, takes_s=61)])
-    (line,) = gpu.read_lines(tmp_path / "gpu.jsonl")
-    assert line["skipped"] == "the budget of 60 s is spent"
-
-
-def test_a_batch_has_shared_prompts_and_a_lesson_in_each_group() -> None:
-    shape = gpu_workload.SHAPES["tiny"]
-    batch = gpu_workload.make_batch(shape)
-    assert len(batch.sequences) == shape.groups * shape.siblings
-    for group in range(shape.groups):
-        members = [number for number, of in enumerate(batch.groups) if of == group]
-        assert len({tuple(batch.sequences[number].ids[: shape.prompt]) for number in members}) == 1
-        assert len({batch.rewards[number] for number in members}) == 2
 
 
 def make_row(ids: list[int], shared: int = 2) -> BatchRow:

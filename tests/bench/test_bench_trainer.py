@@ -16,6 +16,8 @@ def test_a_step_is_measured_and_a_peer_that_is_not_installed_is_reported(tmp_pat
     ours = results["figures"]["mtrl"]
     assert ours["rollouts"] == results["size"]["prompts"] * results["size"]["siblings"] and ours["core_s"] > 0
     text = (tmp_path / "trainer.md").read_text()
+    counted = next(line for line in text.splitlines() if line.startswith("| eager operations |"))
+    assert all(int(cell.replace(",", "")) > 0 for cell in counted.split("|")[2:-1])
     if results["problem"]:
         assert f"TRL was not measured: {results['problem']}." in text
         return

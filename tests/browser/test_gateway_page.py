@@ -109,7 +109,7 @@ def test_calls_view_shows_running_and_finished_calls(page: Page, server: LiveSer
     caller.join(20)
 
 
-@pytest.mark.parametrize("view", ["#/", "#/tools/hostile", "#/calls"])
+@pytest.mark.parametrize("view", ["#/tools/hostile", "#/calls"])
 def test_hostile_text_is_shown_but_never_executed(page: Page, server: LiveServer, view: str) -> None:
     make_calls(server, ("hostile", {"text": HOSTILE}), (HOSTILE, {}), task=HOSTILE)
     page.open(f"{server.url}/ui{view}")

@@ -39,8 +39,7 @@ def open_fresh(page: Page, url: str) -> None:
     page.until("!!document.querySelector('.view .entry')")
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW])
-@pytest.mark.parametrize("turn", [1, 40, 51])
+@pytest.mark.parametrize(("turn", "size"), [(1, NARROW), (40, WIDE), (51, NARROW)])
 def test_permalink_scrolls_to_its_turn(page: Page, run_url: str, turn: int, size: tuple[int, int]) -> None:
     page.look(size=size)
     open_fresh(page, f"{run_url}/rollouts/{MANY_TURNS}?turn={turn}")
@@ -49,9 +48,7 @@ def test_permalink_scrolls_to_its_turn(page: Page, run_url: str, turn: int, size
     page.until(STAYS % (selector, AT_TOP))
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW])
-def test_keys_move_from_turn_to_turn(page: Page, run_url: str, size: tuple[int, int]) -> None:
-    page.look(size=size)
+def test_keys_move_from_turn_to_turn(page: Page, run_url: str) -> None:
     open_fresh(page, f"{run_url}/rollouts/{MANY_TURNS}")
     assert page.count(".entry[data-turn]") == TURNS
     for key, turn in [("n", 0), ("n", 1), ("n", 2), ("p", 1)]:
@@ -79,7 +76,7 @@ def test_branches_of_an_agents_rollout_have_names(page: Page, run_url: str) -> N
     page.sees("changed by the agent: arguments", ".entry[data-turn='0']")
 
 
-@pytest.mark.parametrize(("turn", "ledger"), [(0, "1"), (1, "1"), (2, "2")])
+@pytest.mark.parametrize(("turn", "ledger"), [(1, "1"), (2, "2")])
 def test_turn_is_shown_in_its_ledger(page: Page, run_url: str, turn: int, ledger: str) -> None:
     open_fresh(page, f"{run_url}/rollouts/{TWO_LEDGERS}?turn={turn}")
     page.until(f"document.querySelector('.entry[data-turn=\"{turn}\"]')")

@@ -16,7 +16,7 @@ NOTEBOOK = ROOT / "docs" / "trl.ipynb"
 
 
 def test_migration_trl_page(follow: Follow) -> None:
-    done = follow("docs/migration-trl.md")
+    done = follow("docs/migration-trl.md", no_servers=True)
     steps = [json.loads(line) for line in Path("runs/moved/metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2]
     assert all({"reward/correct", "reward/looked_up"} <= step.keys() and not step["reward/failed"] for step in steps)

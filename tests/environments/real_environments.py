@@ -14,14 +14,8 @@ import anyio
 import psutil
 
 from tests.plugins.verifiers.verifiers_runs import EnvironmentRuns
-from tests.trainer.conversations import make_template
-from tests.trainer.policy_scripts import HERMES, encode_turns
 from tests.waiting import wait_until
-from trainer.engine.scripted import ScriptedEngine
-from trainer.parse.choose import load_parser
-from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
-from trainer.setup import make_stepper
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -68,30 +62,6 @@ async def play_all(runs: EnvironmentRuns, scripts: Sequence[tuple[int, Sequence[
             for index, (row, turns) in enumerate(scripts):
                 tasks.start_soon(play, index, row, turns)
     return [rollouts[index] for index in range(len(scripts))]
-
-
-@asynccontextmanager
-async def open_held(runs: EnvironmentRuns, turn: str, count: int) -> AsyncIterator[list[Rollout]]:
-    """Rollouts of one task that have all taken a step, while their policy writes its second turn; then they go on."""
-    template = make_template(HERMES, parser=load_parser("hermes"))
-    answer = encode_turns(template, turn)[0]
-    rollouts = list[Rollout]()
-
-    async def play(index: int) -> None:
-        runner = RolloutRunner(engine, template, runs.gateway, runs.limits, stepper=make_stepper(runs.settings))
-        rollouts.append(await runner.run(runs.tasks[0], group="g", index=index))
-
-    engine = ScriptedEngine(lambda ids, sampling, key: answer)
-    async with engine, anyio.create_task_group() as tasks:
-        first = engine.hold()
-        for index in range(count):
-            tasks.start_soon(play, index)
-        await wait_until(lambda: engine.in_flight == count, START_S)
-        second = engine.hold()
-        first.set()
-        await wait_until(lambda: (len(engine.requests), engine.in_flight) == (2 * count, count), START_S)
-        yield rollouts
-        second.set()
 
 
 @asynccontextmanager

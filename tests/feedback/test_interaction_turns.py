@@ -47,10 +47,7 @@ async def test_score_and_metadata_may_be_missing_and_the_score_is_then_calculate
     [
         [
             {"type": "text", "text": "See:"},
-            {
-                "type": "image_url",
-                "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png()).decode()}"},
-            },
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png()).decode()}"}},
         ],
         [Text("See:"), Image(png())],
     ],

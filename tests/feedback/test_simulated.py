@@ -48,10 +48,7 @@ async def test_only_the_simulating_model_gets_the_ground_truth(endpoint: ChatSer
     assert (feedback.message, feedback.score, feedback.done) == ("Thanks.", 0.0, False)
     system, *turns = endpoint.requests[0]["messages"]
     assert system["content"].startswith("You are Ada.") and "42" in system["content"]
-    assert turns == [
-        {"role": "assistant", "content": "What is 40 + 2?"},
-        {"role": "user", "content": "Is it 41?"},
-    ]
+    assert turns == [{"role": "assistant", "content": "What is 40 + 2?"}, {"role": "user", "content": "Is it 41?"}]
     assert endpoint.keys == [f"Bearer {API_KEY}"]
     assert "42" not in repr(feedback)
 

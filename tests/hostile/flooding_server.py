@@ -41,7 +41,7 @@ HTTP_FLOODS: dict[str, tuple[bytes, bytes]] = {
 }
 """What starts a response, and what is then repeated without end."""
 
-NAMES = ("echo", "long_id", "long_id_lost", "foreign_id", "garbage_events", *FLOODS, *HTTP_FLOODS)
+NAMES = ("echo", "long_id", "long_id_lost", "garbage_events", *FLOODS, *HTTP_FLOODS)
 
 
 def answer(request_id: Any, text: str) -> bytes:
@@ -99,7 +99,7 @@ class Client:
             await self.reader.read()
             return False
         if "last-event-id" in headers:
-            await self.send(STREAM + event(answer(self.lost_request, headers["last-event-id"])))
+            await self.send(STREAM + event(answer(None, headers["last-event-id"])))
             return False
         await self.send(json_response(b"", "405 Method Not Allowed"))
         return True
@@ -132,15 +132,10 @@ class Client:
             await self.send(b"id: " + b"x" * 15_000_000 + b"\n" + event(answer(request_id, "fine")))
         elif name == "long_id_lost":
             await self.send(b"id: " + b"x" * 15_000_000 + b"\ndata:\n\n")
-        elif name == "foreign_id":
-            Client.lost_request = request_id
-            await self.send("id: größe-七\nretry: 1\ndata:\n\n".encode())
         elif name == "garbage_events":
             await self.flood(b"", b"data: x\n\n" * 4000)
         else:
             await self.flood(b"", FLOODS[name])
-
-    lost_request: Any = None
 
     async def flood(self, first: bytes, block: bytes) -> None:
         self.writer.write(first)

@@ -25,6 +25,8 @@ from mtrl_plugins.swift import schedulers
 from mtrl_plugins.trl.caller_thread import CallerThread
 from tests.hostile.doors import DOORS, open_door
 from tests.hostile.gateway_doors import PATIENCE
+from tests.servers.forked_server import forked_command
+from tests.trainer.processes import run_process
 from tests.waiting import wait_until
 from trainer.train.run_folder import RunFolder
 
@@ -115,7 +117,7 @@ def release() -> Iterator[threading.Event]:
 
 @pytest.fixture
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PATIENCE, "s", 0.5)
+    monkeypatch.setattr(PATIENCE, "s", 0.3)
     for constant in ("CREATE_TIMEOUT_S", "FINISH_TIMEOUT_S"):
         monkeypatch.setattr(native_toolset, constant, PATIENCE.s)
     monkeypatch.setattr(conversation, "CLOSE_TIMEOUT_S", PATIENCE.s)
@@ -232,10 +234,9 @@ anyio.run(main)
 
 def test_code_that_calls_os_exit_is_named_at_the_next_start(tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text("import os\ndef leave(attempt):\n    os._exit(7)\n")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", EXITS]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False)
-    assert done.returncode == 7, done.stderr
+    (tmp_path / "program.py").write_text(EXITS)
+    with run_process(tmp_path, "program.py") as process:
+        assert process.wait(120) == 7
     with RunFolder(tmp_path / "run") as folder:
         assert folder.ended_in == ["leaves.leave"]
     with RunFolder(tmp_path / "run") as folder:
@@ -263,12 +264,13 @@ def test_code_that_ends_a_served_gateway_is_named_at_its_next_start(tmp_path: Pa
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "leaves.py").write_text("import os\ndef leave():\n    'Leaves.'\n    os._exit(7)\n")
     (tmp_path / "tools" / "leaves.yaml").write_text("tools:\n  - function: leaves:leave\n")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "XDG_STATE_HOME": str(tmp_path)}
+    (tmp_path / "program.py").write_text(GATEWAY_EXITS)
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
 
     def start(argument: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", GATEWAY_EXITS, argument]
+        command, words = forked_command("program.py", argument)
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+            [command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
 
     left = start("leave")

@@ -57,12 +57,12 @@ ORIGINS = {
 
 @pytest.mark.parametrize("path", ["/v1/sessions", "/v1/calls", "/mcp"])
 async def test_pages_of_other_origins_are_refused(gateway: LiveServer, path: str) -> None:
-    for name, origin in ORIGINS.items():
-        origin_bytes = origin.format(port=port_of(gateway)).encode("latin-1")
-        async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
+    async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
+        for name, origin in ORIGINS.items():
+            origin_bytes = origin.format(port=port_of(gateway)).encode("latin-1")
             headers = [(b"origin", origin_bytes), (b"content-type", JSON.encode())]
             answer = await http.post(gateway.url + path, content=b"{}", headers=headers)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "forbidden"), name
+            assert (answer.status_code, answer.json()["error"]["type"]) == (403, "forbidden"), name
     assert not gateway.gateway.sessions
 
 

@@ -33,8 +33,9 @@ NOT_TAKEN = {
 """What is no answer in time, with what is said in place of silence."""
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("trick", UNREADABLE)
+@pytest.mark.parametrize(
+    ("trick", "transport"), [*((trick, "stdio") for trick in UNREADABLE), ("objects", "http"), ("objects", "events")]
+)
 async def test_unreadable_answer_is_an_error_at_once(trick: str, transport: str) -> None:
     result, meanwhile = await call_answering(transport, trick, timeout_s=PATIENCE_S)
     assert result.outcome is Outcome.ERROR
@@ -81,16 +82,16 @@ async def test_limit_on_values_is_that_of_the_settings() -> None:
         assert "more than 20 values (`result_values`)" in ((await call_tool(server, "keys")).reason or "")
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_long_error_text_is_cut(transport: str) -> None:
-    result, meanwhile = await call_answering(transport, "long_error", timeout_s=PATIENCE_S)
+async def test_long_error_text_is_cut() -> None:
+    result, meanwhile = await call_answering("http", "long_error", timeout_s=PATIENCE_S)
     assert result.outcome is Outcome.ERROR and "(12000000 characters)" in (result.reason or "")
     assert len(result.reason or "") < 20_000
     meanwhile.assert_undisturbed()
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("trick", READABLE)
+@pytest.mark.parametrize(
+    ("trick", "transport"), [*((trick, "http") for trick in READABLE), ("escapes", "stdio"), ("escapes", "events")]
+)
 async def test_large_answer_is_read_beside_others(trick: str, transport: str) -> None:
     result, meanwhile = await call_answering(transport, trick, timeout_s=PATIENCE_S)
     assert result.outcome is Outcome.OK

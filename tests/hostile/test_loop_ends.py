@@ -12,14 +12,7 @@ from gateway.config.models import Limits
 from gateway.limits import LimitedToolset
 from gateway.tool_table import Source
 from gateway.types import Outcome, ToolCall, ToolResult
-from tests.hostile.injector import (
-    PATIENCE_S,
-    Entered,
-    answering_toolset,
-    call_answering,
-    gateway_beside,
-    healthy_calls,
-)
+from tests.hostile.injector import PATIENCE_S, Entered, answering_toolset, call_answering, gateway_beside, healthy_calls
 from tests.hostile.test_loop_schemas import SLOW, source_of
 
 DEADLINE_S = 1.0

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -68,8 +68,9 @@ with urllib.request.urlopen(request) as response:
 ANSWERS: dict[str, Any] = {**TEXTS, **VALUES}
 
 
-@pytest.mark.parametrize("layout", ["chat", "parts"])
-@pytest.mark.parametrize("trick", ANSWERS)
+@pytest.mark.parametrize(
+    ("trick", "layout"), [*((trick, "chat") for trick in ANSWERS), ("controls", "parts"), ("objects", "parts")]
+)
 async def test_large_answers_leave_over_http(trick: str, layout: str) -> None:
     freeze_garbage()
     async with live_server_async(lambda: Gateway([answering(ANSWERS[trick])])) as server:
@@ -80,6 +81,30 @@ async def test_large_answers_leave_over_http(trick: str, layout: str) -> None:
         received = await anyio.run_process([sys.executable, "-c", POST, url, json.dumps(body)])
         assert int(received.stdout) > 500_000
         assert_not_held(server.gateway.loop_watchdog)
+
+
+class CrowdedGateway(Gateway):
+    """A gateway that has nearly as many sessions as it may have."""
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        for _ in range(9_990):
+            await self.begin(Task())
+        return self
+
+
+async def test_calls_over_http_beside_ten_thousand_sessions() -> None:
+    freeze_garbage()
+    async with live_server_async(lambda: CrowdedGateway([answering("x")])) as server:
+        client, watchdog = ApiClient(server.url), server.gateway.loop_watchdog
+        watchdog.longest_own_s = watchdog.longest_process_s = 0.0  # Without what the test did.
+        session = await client.begin()
+        for _ in range(20):
+            assert (await client.call(session, "answer"))["results"][0]["outcome"] == "ok"
+        for path in ("/healthz", "/metrics"):
+            assert (await client("GET", path)).status_code == 200
+        assert (await client("DELETE", f"/v1/sessions/{session}")).is_success
+        assert_not_held(watchdog)
 
 
 @asynccontextmanager
@@ -97,7 +122,7 @@ async def test_large_structured_answers_are_decoded(trick: str) -> None:
     assert json.loads(result.text) == VALUES[trick]
 
 
-@pytest.mark.parametrize("trick", ANSWERS)
+@pytest.mark.parametrize("trick", ["controls", "objects"])
 async def test_large_answers_are_recorded(trick: str, tmp_path: Path) -> None:
     answer = ANSWERS[trick]
     async with gateway_beside(answering(answer)) as gateway, healthy_calls(gateway) as meanwhile:
@@ -136,8 +161,6 @@ def encoded(format: str, mode: str, side: int) -> bytes:
 
 IMAGES: dict[str, Callable[[], Sequence[bytes]]] = {
     "grey with transparency": lambda: [encoded("PNG", "LA", 5000)],
-    "palette": lambda: [encoded("PNG", "P", 5000)],
-    "wide grey": lambda: [encoded("PNG", "I;16", 4000)],
     "webp": lambda: [encoded("WEBP", "RGB", 3500)],
     "many small ones": lambda: [encoded("PNG", "RGB", 8)] * 800,
 }

@@ -122,10 +122,10 @@ def test_id_of_a_caller_that_left_is_taken_until_its_call_ends(mcp: Mcp) -> None
 
 
 IDS: st.SearchStrategy[Any] = st.sampled_from(
-    [1, "1", "01", 1.0, 1.5, True, None, "", "_GET_stream", -1, 2**70, [], {}],
+    [1, "1", "01", 1.0, 1.5, True, None, "", "_GET_stream", -1, 2**70, [], {}]
 )
 METHODS = st.sampled_from(
-    ["tools/call", "tools/list", "ping", "initialize", "logging/setLevel", "nothing", "", 1, None],
+    ["tools/call", "tools/list", "ping", "initialize", "logging/setLevel", "nothing", "", 1, None]
 )
 CALLS = [{"name": "slow"}, {"name": "slow", "arguments": []}, {"name": "slow", "_meta": {"progressToken": 1}}]
 OTHERS: list[Any] = [None, {}, [], "x", {"name": "none"}, {"level": "debug"}, {"requestId": 1}, {"cursor": "7"}]

@@ -32,8 +32,16 @@ async def collect_texts(number: int, folder: Path) -> dict[str, str]:
 
 
 async def test_every_text_for_a_policy_is_the_same_in_every_process(tmp_path: Path) -> None:
+    texts: dict[int, dict[str, str]] = {}
+
+    async def collect(number: int) -> None:
+        texts[number] = await collect_texts(number, tmp_path)
+
     with anyio.fail_after(300):
-        first, second = await collect_texts(1, tmp_path), await collect_texts(2, tmp_path)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(collect, 1)
+            tasks.start_soon(collect, 2)
+    first, second = texts[1], texts[2]
     assert {name: (text, second[name]) for name, text in first.items() if text != second[name]} == {}
     found = [problem for name, text in first.items() for problem in _find_forbidden(name, text, tmp_path)]
     assert found == []

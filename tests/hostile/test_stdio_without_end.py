@@ -34,7 +34,9 @@ async def call_limited(limited: LimitedToolset, trick: str) -> ToolResult:
         return await session.call(ToolCall("1", trick, "{}"))
 
 
-@pytest.mark.parametrize("trick", FLOODS)
+@pytest.mark.parametrize(
+    "trick", ["empty_lines", "line_without_end", "long_lines", "progress", "pings", "batches", "standard_error_lines"]
+)
 async def test_healthy_callers_go_on_while_a_server_floods(trick: str) -> None:
     memory = psutil.Process().memory_info().rss
     with anyio.fail_after(2 * PATIENCE_S):

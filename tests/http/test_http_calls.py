@@ -5,12 +5,9 @@ from __future__ import annotations
 import base64
 import json
 
-import anyio
-
-from tests.http.api_client import ApiClient, HangingTool, tool_call
+from tests.http.api_client import ApiClient, tool_call
 from tests.live_server import LiveServer
 from tests.toolset_conformance.sample_tools import PNG
-from tests.waiting import wait_until
 
 PICTURE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(PNG).decode()}"}}
 
@@ -98,18 +95,6 @@ async def test_pure_tools_are_called_without_a_session(client: ApiClient, server
     answer = await client("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add", '{"a": 1, "b": 2}')]})
     assert answer.json()["messages"][0]["content"] == "3"
     assert len(server.gateway.sessions) == before
-
-
-async def test_disconnect_cancels_the_call_but_keeps_the_session(
-    client: ApiClient, server: LiveServer, hanging: HangingTool
-) -> None:
-    id = await client.begin()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(client.call, id, "hang")
-        await wait_until(hanging.started.is_set)
-        tasks.cancel_scope.cancel()
-    await wait_until(hanging.cancelled.is_set)
-    assert (await client.call(id, "add", '{"a": 1}'))["messages"][0]["content"] == "1"
 
 
 async def test_invalid_body_is_refused_with_the_field(client: ApiClient) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from gateway.mcp_client.transport import Services
 from gateway.tool_table import Source
 from tests.http.api_client import ApiClient
 from tests.live_server import LiveServer, live_server_async
+from tests.servers.forked_server import forked_command
 from tests.waiting import wait_until
 
 CHATTY_SERVER = (Path(__file__).parents[1] / "servers" / "chatty_server.py").read_text()
@@ -28,7 +28,8 @@ async def serve_chatty(folder: Path, **options: Any) -> AsyncIterator[tuple[Live
     """A gateway over HTTP with one server that writes to standard error."""
     file = folder / "chatty.py"
     file.write_text(CHATTY_SERVER)
-    config = Server(command=sys.executable, args=(str(file),), **options)
+    command, args = forked_command(file)
+    config = Server(command=command, args=tuple(args), **options)
 
     def make() -> Gateway:
         services = Services()

@@ -103,15 +103,6 @@ async def test_held_session_says_at_its_end_that_its_rewards_are_missing(client:
     assert json.loads(last)["error"]["type"] == "unavailable" and "rewards" in last
 
 
-async def test_session_id_gives_access_to_no_other_session(client: ApiClient, server: LiveServer) -> None:
-    first, second = await client.begin(), await client.begin()
-    await client.call(first, "remember", '{"word": "mine"}')
-    response = await client.call(second, "remember", '{"word": "yours"}')
-    assert response["messages"][0]["content"] == '["yours"]'
-    async with Gateway(http_sources()) as elsewhere, elsewhere.open() as session:
-        assert (await client("GET", f"/v1/sessions/{session.id}")).status_code == 404
-
-
 async def test_excess_sessions_are_refused_until_one_closes() -> None:
     async with live_server_async(lambda: Gateway(http_sources(), max_sessions=1)) as server:
         client = ApiClient(server.url)

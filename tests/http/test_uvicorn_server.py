@@ -28,7 +28,6 @@ from tests.waiting import PATIENCE_S
 
 CALLERS = 200
 PROGRAM = """
-import resource, sys, anyio
 from gateway.gateway import Gateway
 from gateway.http.uvicorn_server import run
 from gateway.http.settings import Settings
@@ -40,24 +39,16 @@ class Loud(Judge):
     async def release(self, instance_id, **kwargs):
         print("released", flush=True)
 
-class Late(NativeToolset):
-    async def __aenter__(self):
-        print("starting", flush=True)
-        await anyio.sleep_forever()
-
 tool = make_judge()
 tool.tool.__class__ = Loud
-if "few files" in sys.argv:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-kind = Late if "late" in sys.argv else NativeToolset
-run(Gateway([Source("judge", kind([tool]))]), Settings(port=0))
+run(Gateway([Source("judge", NativeToolset([tool]))]), Settings(port=0))
 print("left", flush=True)
 """
 
 
 @contextmanager
-def program(*args: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", PROGRAM, *args]
+def program() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROGRAM]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as child:
         try:

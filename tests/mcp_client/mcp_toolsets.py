@@ -27,10 +27,10 @@ async def open_toolset(config: Server, **options: Any) -> AsyncIterator[McpTools
 
 @asynccontextmanager
 async def misbehaving_toolset(
-    transport: str, *flags: str, parse: Any = None, **config: Any
+    transport: str, *flags: str, parse: Any = None, within_s: float | None = 60, **config: Any
 ) -> AsyncIterator[McpToolset]:
     """The misbehaving server as a toolset, over one transport."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(within_s):
         if transport == "stdio":
             command, args = stdio_command(*flags)
             async with open_toolset(Server(command=command, args=tuple(args), **config), parse=parse) as server:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from pathlib import Path
 
 import anyio
@@ -13,6 +12,7 @@ from gateway.gateway import Gateway
 from gateway.types import Image, Outcome, ToolCall
 from tests.conftest import Write
 from tests.sample_images import png
+from tests.servers.forked_server import forked_command
 
 SERVER = """
 import base64
@@ -47,7 +47,8 @@ server.run("stdio")
 def _write_server(write: Write, **settings: str) -> Path:
     write("library.py", SERVER)
     picture = base64.b64encode(png(4, 3)).decode()
-    server = {"command": sys.executable, "args": ["library.py", picture], "cwd": ".", **settings}
+    command, args = forked_command("library.py", picture)
+    server = {"command": command, "args": args, "cwd": ".", **settings}
     return write("servers.json", json.dumps({"mcpServers": {"my library": server}}))
 
 

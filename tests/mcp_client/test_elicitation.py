@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from gateway.errors import RequestDeclined
 from gateway.gateway import Gateway
 from gateway.types import Context, Feedback, Outcome, Text, ToolCall, ToolResult
 from tests.conftest import Write
+from tests.servers.forked_server import forked_command
 
 SERVER = Path(__file__).parents[1] / "conformance" / "everything_server.py"
 ASK = "test_input_required_result_elicitation"
@@ -120,16 +120,17 @@ interaction:
 """
 
 
-async def call_asking_tool(write: Write, answers: object, name: str = ASK) -> tuple[ToolResult, int]:
+async def call_asking_tool(write: Write, answers: object) -> tuple[ToolResult, int]:
     """The result of a tool that asks for the caller's name, in a rollout; and how many rewards there are."""
-    entry: dict[str, Any] = {"command": sys.executable, "args": [str(SERVER)]}
+    command, args = forked_command(SERVER)
+    entry: dict[str, Any] = {"command": command, "args": args}
     if answers is not None:
         entry["answers"] = answers
     servers = write("mcp_servers.json", json.dumps({"mcpServers": {"shop": entry}}))
     plan = build_plan(write("tools/user.yaml", INTERACTION), servers)
     with anyio.fail_after(60):
         async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open() as session:
-            result = await session.call(ToolCall("1", name, "{}"))
+            result = await session.call(ToolCall("1", ASK, "{}"))
             return result, len(session.rewards)
 
 

@@ -11,9 +11,8 @@ from tests.waiting import wait_until
 all_transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
-@all_transports
-async def test_malformed_tools_are_quarantined_and_hide_no_other(transport: str) -> None:
-    async with misbehaving_toolset(transport, "--bad-tools") as server:
+async def test_malformed_tools_are_quarantined_and_hide_no_other() -> None:
+    async with misbehaving_toolset("http", "--bad-tools") as server:
         names = {spec.name for spec in server.specs}
         assert {"echo", "mixed", "echo-with spaces/and slashes", "echo-größe_測試_🛠"} <= names
         quarantined = server.status.quarantined
@@ -25,9 +24,8 @@ async def test_malformed_tools_are_quarantined_and_hide_no_other(transport: str)
         assert (await call_tool(server, "echo-größe_測試_🛠", text="odd")).text == "odd"
 
 
-@all_transports
-async def test_all_pages_of_a_listing_are_read(transport: str) -> None:
-    async with misbehaving_toolset(transport) as single, misbehaving_toolset(transport, "--pages", "5") as paged:
+async def test_all_pages_of_a_listing_are_read() -> None:
+    async with misbehaving_toolset("stdio") as single, misbehaving_toolset("stdio", "--pages", "5") as paged:
         assert paged.specs != () and [spec.name for spec in paged.specs] == [spec.name for spec in single.specs]
 
 

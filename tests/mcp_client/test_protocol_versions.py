@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from gateway.errors import RequestDeclined
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.types import Context
 from tests.mcp_client.mcp_toolsets import TRANSPORTS, call_tool, misbehaving_toolset, open_toolset
+from tests.servers.forked_server import forked_command
 from tests.servers.start_server import free_port, kill_process_group
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -26,10 +26,15 @@ all_transports = pytest.mark.parametrize("transport", TRANSPORTS)
 
 @asynccontextmanager
 async def serve_everything(port: int) -> AsyncIterator[str]:
-    process = await anyio.open_process([sys.executable, EVERYTHING_SERVER, "--port", str(port)], start_new_session=True)
+    command, args = forked_command(EVERYTHING_SERVER, "--port", str(port))
+    process = await anyio.open_process([command, *args], start_new_session=True)
     try:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
+        process.kill()
+        with anyio.fail_after(PATIENCE_S, shield=True), suppress(anyio.EndOfStream):
+            while process.stdout is not None:  # Until the fork has ended, too, and its port is free.
+                await process.stdout.receive()
         await kill_process_group(process)
 
 
@@ -38,7 +43,8 @@ async def everything_toolset(transport: str, **config: Any) -> AsyncIterator[Mcp
     """A server built with the SDK, which offers every feature of the modern protocol."""
     with anyio.fail_after(60):
         if transport == "stdio":
-            async with open_toolset(Server(command=sys.executable, args=(EVERYTHING_SERVER,), **config)) as server:
+            command, args = forked_command(EVERYTHING_SERVER)
+            async with open_toolset(Server(command=command, args=tuple(args), **config)) as server:
                 yield server
             return
         async with serve_everything(free_port()) as url, open_toolset(Server(url=url, **config)) as server:
@@ -56,17 +62,15 @@ async def decline_request(method: str, params: Mapping[str, Any]) -> Mapping[str
     raise RequestDeclined("nobody is at the desk")
 
 
-@modern_transports
-async def test_modern_input_request_is_answered_by_the_caller(transport: str) -> None:
-    async with everything_toolset(transport) as server:
+async def test_modern_input_request_is_answered_by_the_caller() -> None:
+    async with everything_toolset("http") as server:
         sampled = await call_tool(server, "test_sampling", Context(answer_request=answer_request), prompt="What is it?")
         assert sampled.text == "LLM response: forty-two"
         elicited = await call_tool(server, "test_elicitation", Context(answer_request=answer_request), message="Who?")
         assert "action=accept" in elicited.text and "ada" in elicited.text
 
 
-@modern_transports
-async def test_progress_and_log_messages_reach_their_call(transport: str) -> None:
+async def test_progress_and_log_messages_reach_their_call() -> None:
     progress: list[tuple[float, float | None, str | None]] = []
     logged: list[Any] = []
 
@@ -76,7 +80,7 @@ async def test_progress_and_log_messages_reach_their_call(transport: str) -> Non
     async def on_log(method: str, params: Mapping[str, Any]) -> None:
         logged.append(params["data"])
 
-    async with everything_toolset(transport) as server:
+    async with everything_toolset("http") as server:
         await call_tool(server, "test_tool_with_progress", Context(on_progress=on_progress))
         await wait_until(lambda: len(progress) == 3)
         assert (100, 100, "100 of 100") in progress

@@ -71,7 +71,7 @@ class Exchange:
 
 
 @asynccontextmanager
-async def connect_to_function(respond: Respond, max_bytes: int = 10_000) -> AsyncIterator[Exchange]:
+async def connect_to_function(respond: Respond) -> AsyncIterator[Exchange]:
     requests: list[httpx2.Request] = []
 
     def record(request: httpx2.Request) -> httpx2.Response:
@@ -85,7 +85,7 @@ async def connect_to_function(respond: Respond, max_bytes: int = 10_000) -> Asyn
     client = httpx2.AsyncClient(transport=httpx2.MockTransport(record))
     secret = {"authorization": "Bearer s3cret"}
     messages = Messages()
-    inbox = Inbox(messages, max_bytes)
+    inbox = Inbox(messages, 10_000)
     async with client, streamable_client(URL, AuthorizedClient(client), secret, inbox) as writer:
         yield Exchange(messages, writer, requests)
     messages.close()

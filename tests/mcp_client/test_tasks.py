@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from gateway.gateway import Gateway
 from gateway.types import Context, Outcome, ToolCall, ToolResult
 from tests.conftest import Write
+from tests.servers.forked_server import forked_command
 from tests.servers.start_server import kill_process_group
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -113,11 +113,11 @@ else:
 async def _open(write: Write, transport: str, timeout_s: float = 30) -> AsyncIterator[tuple[Any, Path]]:
     script = write("slow_server.py", SERVER)
     cancelled = script.with_name("cancelled")
-    command = [sys.executable, str(script), str(cancelled), transport]
+    command, args = forked_command(script, str(cancelled), transport)
     async with AsyncExitStack() as stack:
-        server: dict[str, Any] = {"command": command[0], "args": command[1:]}
+        server: dict[str, Any] = {"command": command, "args": args}
         if transport == "http":
-            process = await anyio.open_process(command, stdin=None, stderr=None, start_new_session=True)
+            process = await anyio.open_process([command, *args], stdin=None, stderr=None, start_new_session=True)
             stack.push_async_callback(kill_process_group, process)
             assert process.stdout is not None
             with anyio.fail_after(60):

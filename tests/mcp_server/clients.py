@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,8 +21,8 @@ from gateway.mcp_server.server import GatewayMcpServer
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
-from gateway.toolset import add_prefix
 from tests.live_server import live_server_async
+from tests.servers.forked_server import forked_command
 
 ELICITING_SERVER = Path(__file__).with_name("eliciting_server.py")
 CLIENT_MODES = {"2025": "legacy", "2026": "auto"}
@@ -66,12 +65,12 @@ async def serve_gateway(make_sources: Callable[[], Sequence[Source]]) -> AsyncIt
 
 
 @asynccontextmanager
-async def connect_to_eliciting_servers(
-    protocol: str, *upstreams: str, **options: Any
+async def connect_to_eliciting_server(
+    protocol: str, upstream: str, **options: Any
 ) -> AsyncIterator[tuple[Client, Gateway]]:
-    """A client of a gateway with eliciting servers; each upstream is `"2025"` or `"2026"`, and a name if several."""
+    """A client of a gateway with the eliciting server of an upstream protocol."""
     services = Services()
-    sources = [eliciting_source(upstream, services, is_only=len(upstreams) == 1) for upstream in upstreams]
+    sources = [eliciting_source(upstream, services)]
     with anyio.fail_after(TIMEOUT_S):
         async with (
             Gateway(sources, services=services) as gateway,
@@ -80,17 +79,12 @@ async def connect_to_eliciting_servers(
             yield client, gateway
 
 
-def eliciting_source(upstream: str, services: Services, *, is_only: bool = True, **options: Any) -> Source:
+def eliciting_source(upstream: str, services: Services, **options: Any) -> Source:
     """The eliciting server as a source; the options are those of a servers file."""
-    protocol, _, name = upstream.partition(" ")
-    name = name or "asker"
-    flags = ("--name", name, *(("--handshake-only",) if protocol == "2025" else ()))
-    config = Server(command=sys.executable, args=(str(ELICITING_SERVER), *flags), **options)
-    toolset = McpToolset(name, config, services=services)
+    command, args = forked_command(ELICITING_SERVER, *(["--handshake-only"] if upstream == "2025" else []))
+    toolset = McpToolset("asker", Server(command=command, args=tuple(args), **options), services=services)
     limited = LimitedToolset(toolset, Limits(retries=0))
-    return Source(
-        name, limited if is_only else add_prefix(limited, f"{name}_"), toolset, trusted=False, answers=toolset.answers
-    )
+    return Source("asker", limited, toolset, trusted=False, answers=toolset.answers)
 
 
 def text_of(result: Any) -> str:

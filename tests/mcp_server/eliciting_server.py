@@ -1,6 +1,6 @@
 """An MCP server whose tools and prompts request input from the client (elicitation, sampling, roots).
 
-    python tests/mcp_server/eliciting_server.py [--handshake-only] [--name NAME]
+    python tests/mcp_server/eliciting_server.py [--handshake-only]
 
 With `--handshake-only` it does not support modern protocol versions, and sends its requests over the connection.
 """
@@ -89,37 +89,20 @@ async def steps(ctx: RequestContext, params: types.CallToolRequestParams) -> Ans
 
 
 class ElicitingServer:
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.bus = InMemorySubscriptionBus()
-        self.cancelled = 0
-        self.running = 0
         self.subscribed: list[str] = []
         self.tools: dict[str, Callable[[RequestContext, types.CallToolRequestParams], Awaitable[Answer]]] = {
             "ask": ask,
             "steps": steps,
-            "hang": self.hang,
             "counts": self.counts,
             "touch": self.touch,
             "change_prompts": self.change_prompts,
         }
 
-    async def hang(self, ctx: RequestContext, params: types.CallToolRequestParams) -> Answer:
-        """Never answers."""
-        self.running += 1
-        try:
-            await ctx.session.report_progress(0, 1, "hanging")
-            await anyio.sleep_forever()
-        except anyio.get_cancelled_exc_class():
-            self.cancelled += 1
-            raise
-        finally:
-            self.running -= 1
-        return text("never")
-
     async def counts(self, ctx: RequestContext, params: types.CallToolRequestParams) -> Answer:
-        """Returns how many calls hang, how many were cancelled, and which resources are subscribed to."""
-        return text(f"{self.running} hang, {self.cancelled} cancelled, followed: {sorted(self.subscribed)}")
+        """Returns which resources are subscribed to."""
+        return text(f"followed: {sorted(self.subscribed)}")
 
     async def touch(self, ctx: RequestContext, params: types.CallToolRequestParams) -> Answer:
         """Changes a resource."""
@@ -151,20 +134,20 @@ class ElicitingServer:
     ) -> types.ListResourcesResult:
         """Two pages."""
         if page is None or page.cursor is None:
-            one = types.Resource(uri=f"{self.name}://one", name="one", mime_type="text/plain")
+            one = types.Resource(uri="asker://one", name="one", mime_type="text/plain")
             return types.ListResourcesResult(resources=[one], next_cursor="more")
-        two = types.Resource(uri=f"{self.name}://two", name="two")
-        return types.ListResourcesResult(resources=[two, types.Resource(uri="all://same", name=self.name)])
+        two = types.Resource(uri="asker://two", name="two")
+        return types.ListResourcesResult(resources=[two, types.Resource(uri="all://same", name="asker")])
 
     async def list_templates(self, ctx: RequestContext, page: Any) -> types.ListResourceTemplatesResult:
-        template = types.ResourceTemplate(uri_template=self.name + "://by/{id}", name="by id")
+        template = types.ResourceTemplate(uri_template="asker://by/{id}", name="by id")
         return types.ListResourceTemplatesResult(resource_templates=[template])
 
     async def read(self, ctx: RequestContext, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         uri = str(params.uri)
-        if not uri.startswith((f"{self.name}://", "all://")):
-            raise MCPError(types.INVALID_PARAMS, f"{self.name} has no {uri}", data={"uri": uri})
-        contents = types.TextResourceContents(uri=uri, mime_type="text/plain", text=f"{self.name} has {uri}")
+        if not uri.startswith(("asker://", "all://")):
+            raise MCPError(types.INVALID_PARAMS, f"asker has no {uri}", data={"uri": uri})
+        contents = types.TextResourceContents(uri=uri, mime_type="text/plain", text=f"asker has {uri}")
         return types.ReadResourceResult(contents=[contents])
 
     async def subscribe(self, ctx: RequestContext, params: types.SubscribeRequestParams) -> types.EmptyResult:
@@ -177,28 +160,22 @@ class ElicitingServer:
 
     async def list_prompts(self, ctx: RequestContext, page: Any) -> types.ListPromptsResult:
         arguments = [types.PromptArgument(name="word", required=True)]
-        return types.ListPromptsResult(prompts=[types.Prompt(name="greet", description=self.name, arguments=arguments)])
+        return types.ListPromptsResult(prompts=[types.Prompt(name="greet", description="asker", arguments=arguments)])
 
-    async def prompt(
-        self, ctx: RequestContext, params: types.GetPromptRequestParams
-    ) -> types.GetPromptResult | types.InputRequiredResult:
-        word = (params.arguments or {}).get("word", "nobody")
-        if word == "?" and "user" not in (params.input_responses or {}):
-            return types.InputRequiredResult(input_requests={"user": input_requests()["user"]})
-        if word == "?":
-            word = format_answer((params.input_responses or {})["user"])
-        content = types.TextContent(text=f"{self.name} greets {word}")
+    async def prompt(self, ctx: RequestContext, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        word = (params.arguments or {})["word"]
+        content = types.TextContent(text=f"asker greets {word}")
         return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=content)])
 
     async def complete(self, ctx: RequestContext, params: types.CompleteRequestParams) -> types.CompleteResult:
-        return types.CompleteResult(completion=types.Completion(values=[f"{params.argument.value}-{self.name}"]))
+        return types.CompleteResult(completion=types.Completion(values=[f"{params.argument.value}-asker"]))
 
     async def set_level(self, ctx: RequestContext, params: types.SetLevelRequestParams) -> types.EmptyResult:
         return types.EmptyResult()
 
     def server(self) -> Server[Any]:
         server: Server[Any] = Server(
-            self.name,
+            "asker",
             version="1",
             on_list_tools=self.list_tools,
             on_call_tool=self.call_tool,
@@ -216,8 +193,8 @@ class ElicitingServer:
         return server
 
 
-async def main(name: str, handshake_only: bool) -> None:
-    server = ElicitingServer(name).server()
+async def main(handshake_only: bool) -> None:
+    server = ElicitingServer().server()
     changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
     options = server.create_initialization_options(changes)
     async with stdio_server() as (read, write):
@@ -230,6 +207,4 @@ async def main(name: str, handshake_only: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--handshake-only", action="store_true")
-    parser.add_argument("--name", default="asker")
-    options = parser.parse_args()
-    anyio.run(main, options.name, options.handshake_only)
+    anyio.run(main, parser.parse_args().handshake_only)

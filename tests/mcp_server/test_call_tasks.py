@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +20,7 @@ from tests.conftest import Write
 from tests.live_server import live_server_async
 from tests.mcp_server.clients import native_source, serve_gateway
 from tests.mcp_server.task_client import TASKS, TaskClient, connect_over_http, connect_over_stdio
+from tests.servers.forked_server import forked_command
 from tests.waiting import wait_until
 
 EVERYTHING_SERVER = Path(__file__).parents[1] / "conformance/everything_server.py"
@@ -29,7 +29,8 @@ each_transport = pytest.mark.parametrize("transport", ["http", "stdio"])
 
 
 def servers_file(write: Write, **server: Any) -> Path:
-    upstream = server or {"command": sys.executable, "args": [str(EVERYTHING_SERVER)]}
+    command, args = forked_command(EVERYTHING_SERVER)
+    upstream = server or {"command": command, "args": args}
     return write("servers.json", json.dumps({"mcpServers": {"everything": upstream}}))
 
 
@@ -41,7 +42,8 @@ async def connect(write: Write, transport: str) -> AsyncIterator[TaskClient]:
         if transport == "stdio":
             (file.parent / "no_tools").mkdir()
             options = ["--wait", "all", "--tools", str(file.parent / "no_tools"), "--mcp", str(file)]
-            connecting = connect_over_stdio([sys.executable, "-m", "gateway.cli", "stdio", *options])
+            command, args = forked_command("-m", "gateway.cli", "stdio", *options)
+            connecting = connect_over_stdio([command, *args])
         else:
             server = await stack.enter_async_context(live_server_async(lambda: Gateway.load(None, file)))
             connecting = connect_over_http(f"{server.url}/mcp")
@@ -73,10 +75,7 @@ async def connect_to_hanging(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[t
         """Never ends."""
         return await tool.hang()
 
-    async with (
-        serve_gateway(lambda: [native_source(hang)]) as (url, _),
-        connect_over_http(url) as client,
-    ):
+    async with serve_gateway(lambda: [native_source(hang)]) as (url, _), connect_over_http(url) as client:
         yield client, tool, url
 
 

@@ -15,7 +15,7 @@ from gateway.session import ObservedCall
 from gateway.types import Outcome
 from tests.mcp_server.clients import (
     CLIENT_MODES,
-    connect_to_eliciting_servers,
+    connect_to_eliciting_server,
     crossed_protocols,
     protocol_pairs,
     text_of,
@@ -45,14 +45,14 @@ ALL_CALLBACKS: dict[str, Any] = {
 
 @protocol_pairs
 async def test_elicitation_sampling_and_roots_are_answered(upstream: str, protocol: str) -> None:
-    async with connect_to_eliciting_servers(protocol, upstream, **ALL_CALLBACKS) as (client, _):
+    async with connect_to_eliciting_server(protocol, upstream, **ALL_CALLBACKS) as (client, _):
         result = await client.call_tool("ask", {"whom": ["user", "model", "roots"]})
         assert text_of(result) == "accept Ada; 4; file:///work" and not result.is_error
 
 
 @crossed_protocols
 async def test_client_without_the_capability_gets_no_request(upstream: str, protocol: str) -> None:
-    async with connect_to_eliciting_servers(protocol, upstream, elicitation_callback=answer_elicitation) as (client, _):
+    async with connect_to_eliciting_server(protocol, upstream, elicitation_callback=answer_elicitation) as (client, _):
         try:
             result = await client.call_tool("ask", {"whom": ["model"]})
         except MCPError as rejected:
@@ -75,7 +75,7 @@ def input_responses(**by_key: Any) -> dict[str, Any]:
 
 
 async def test_missing_inputs_are_requested_again() -> None:
-    async with connect_to_eliciting_servers("2026", "2026", **ALL_CALLBACKS) as (client, _):
+    async with connect_to_eliciting_server("2026", "2026", **ALL_CALLBACKS) as (client, _):
         waiting = await call_ask(client, "user", "roots")
         half_answered = await call_ask(
             client, "user", "roots", input_responses=input_responses(user="user"), request_state=waiting.request_state
@@ -96,7 +96,7 @@ async def test_missing_inputs_are_requested_again() -> None:
 
 @upstreams
 async def test_request_state_works_once_and_only_for_its_request(upstream: str) -> None:
-    async with connect_to_eliciting_servers("2026", upstream, **ALL_CALLBACKS) as (client, _):
+    async with connect_to_eliciting_server("2026", upstream, **ALL_CALLBACKS) as (client, _):
         waiting = await call_ask(client, "user")
         responses = input_responses(**dict.fromkeys(waiting.input_requests, "user"))
         rejected = pytest.raises(MCPError, match="requestState belongs to another request")
@@ -123,7 +123,7 @@ async def test_waiting_call_ends_if_the_client_never_returns(upstream: str, monk
         ended.set()
 
     monkeypatch.setattr(client_context, "INPUT_TIMEOUT_S", 0.05)
-    async with connect_to_eliciting_servers("2026", upstream, **ALL_CALLBACKS) as (client, gateway):
+    async with connect_to_eliciting_server("2026", upstream, **ALL_CALLBACKS) as (client, gateway):
         gateway.observers.append(observe)
         waiting = await call_ask(client, "user")
         await ended.wait()

@@ -47,11 +47,7 @@ def call_headers(name: str) -> dict[str, str]:
     }
 
 
-CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("remember", {"word": "a"}),
-    ("remember", {}),
-    ("unknown", {}),
-)
+CALLS: tuple[tuple[str, dict[str, Any]], ...] = (("remember", {"word": "a"}), ("remember", {}), ("unknown", {}))
 
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS)

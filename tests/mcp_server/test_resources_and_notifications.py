@@ -13,12 +13,12 @@ import pytest
 from mcp import MCPError
 from mcp.client import Client
 
-from tests.mcp_server.clients import connect_to_eliciting_servers, crossed_protocols, text_of
+from tests.mcp_server.clients import connect_to_eliciting_server, crossed_protocols, text_of
 
 
 @crossed_protocols
 async def test_resources_prompts_and_completions_pass_through(upstream: str, protocol: str) -> None:
-    async with connect_to_eliciting_servers(protocol, upstream) as (client, _):
+    async with connect_to_eliciting_server(protocol, upstream) as (client, _):
         resources = (await client.list_resources()).resources
         assert [resource.uri for resource in resources] == ["asker://one", "asker://two", "all://same"]
         (template,) = (await client.list_resource_templates()).resource_templates
@@ -51,7 +51,7 @@ async def test_progress_and_log_messages_arrive_in_order(upstream: str, protocol
         if len(logged) == 2:
             all_logged.set()
 
-    async with connect_to_eliciting_servers(protocol, upstream, logging_callback=on_log) as (client, _):
+    async with connect_to_eliciting_server(protocol, upstream, logging_callback=on_log) as (client, _):
         meta: Any = None
         if protocol == "2025":
             level = types.SetLevelRequest(params=types.SetLevelRequestParams(level="warning"))
@@ -112,7 +112,7 @@ class ReceivedNotifications:
 @crossed_protocols
 async def test_subscriber_is_notified_of_resource_changes(upstream: str, protocol: str) -> None:
     received = ReceivedNotifications()
-    async with connect_to_eliciting_servers(protocol, upstream, message_handler=received.message) as (client, _):
+    async with connect_to_eliciting_server(protocol, upstream, message_handler=received.message) as (client, _):
         async with received.following(client, "asker://one"):
             while "asker://one" not in received.received:
                 # A modern server gets the subscription a moment after the gateway does.

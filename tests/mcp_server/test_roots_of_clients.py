@@ -15,13 +15,7 @@ from mcp.client import Client
 from gateway.gateway import Gateway
 from gateway.mcp_client.transport import Services
 from tests.live_server import live_server_async
-from tests.mcp_server.clients import (
-    CLIENT_MODES,
-    TIMEOUT_S,
-    each_protocol,
-    eliciting_source,
-    text_of,
-)
+from tests.mcp_server.clients import CLIENT_MODES, TIMEOUT_S, each_protocol, eliciting_source, text_of
 
 CALLS = 3
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +15,10 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 
 from tests.mcp_server.clients import CLIENT_MODES, TIMEOUT_S, text_of
+from tests.servers.forked_server import forked_command
 
 ROOT = Path(__file__).parents[2]
-SERVE_COMMAND = [sys.executable, "-m", "gateway.cli", "stdio"]
+SERVE_COMMAND = ["-m", "gateway.cli", "stdio"]
 TOOLS_YAML = """
 tools:
   - function: tests.mcp_server.printing_tool:print_everywhere
@@ -36,7 +36,8 @@ def options(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("protocol", CLIENT_MODES)
 async def test_client_has_one_session_and_tool_output_stays_off_stdout(protocol: str, options: list[str]) -> None:
-    server = StdioServerParameters(command=SERVE_COMMAND[0], args=[*SERVE_COMMAND[1:], *options], cwd=ROOT)
+    command, args = forked_command(*SERVE_COMMAND, *options)
+    server = StdioServerParameters(command=command, args=args, cwd=ROOT)
     with anyio.fail_after(TIMEOUT_S):
         async with Client(server, mode=CLIENT_MODES[protocol]) as client:
             assert [tool.name for tool in (await client.list_tools()).tools] == ["print_everywhere", "remember"]
@@ -48,8 +49,8 @@ async def test_client_has_one_session_and_tool_output_stays_off_stdout(protocol:
 @contextmanager
 def start_server(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     pipe, client_info = subprocess.PIPE, {"name": "t", "version": "1"}
-    command = [*SERVE_COMMAND, *arguments]
-    with subprocess.Popen(command, bufsize=0, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    command, args = forked_command(*SERVE_COMMAND, *arguments)
+    with subprocess.Popen([command, *args], bufsize=0, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
             send_request(
                 process, "initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client_info}

@@ -18,13 +18,7 @@ from gateway.native.base import OpenAIFunctionToolSchema
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.tool_table import Source
 from gateway.types import Hints, Outcome, Text, ToolResult, ToolSpec
-from tests.mcp_server.clients import (
-    TIMEOUT_S,
-    connect_client,
-    connect_to_gateway,
-    each_protocol,
-    native_source,
-)
+from tests.mcp_server.clients import TIMEOUT_S, connect_client, connect_to_gateway, each_protocol, native_source
 from tests.toolset_conformance.sample_tools import ALL_PARTS, JUDGE_SCHEMA, PNG, Judge, facts, several
 from tests.toolset_conformance.sample_tools import sample_sources as kit
 

@@ -56,11 +56,7 @@ def test_numbers_of_numpy_and_torch_become_json_numbers(value: Any, text: str) -
 @pytest.mark.parametrize(
     ("value", "structured", "media"),
     [
-        (
-            {"caption": "bars", "image": plain_image()},
-            {"caption": "bars", "image": "[image 1]"},
-            (Image(RED),),
-        ),
+        ({"caption": "bars", "image": plain_image()}, {"caption": "bars", "image": "[image 1]"}, (Image(RED),)),
         ([["a", plain_image()]], [["a", "[image 1]"]], (Image(RED),)),
         ({"images": [RED, BLUE]}, {"images": ["[image 1]", "[image 2]"]}, (Image(RED), Image(BLUE))),
         (Chart("bars", io.BytesIO(RED)), {"caption": "bars", "image": "[image 1]"}, (Image(RED),)),

@@ -133,10 +133,13 @@ PROCESSES = {
         "there is none",
     ),
     "signals the sandbox's first process": Attack(
-        "import os, time\nfor number in (9, 15, 19):\n try: os.kill(1, number)\n except PermissionError: pass\n"
+        "import os, time\nfor number in (2, 9, 15, 19):\n try: os.kill(1, number)\n except PermissionError: pass\n"
         "time.sleep(0.1)\nraise OSError('it lives')",
         "it lives",
         False,
+    ),
+    "limits the first process": Attack(
+        "import resource as r; r.prlimit(1, r.RLIMIT_CPU, (0, 0)); print('SUCCEEDED')", NOT_PERMITTED, False
     ),
     "opens the pipes of the first process": Attack(
         "for n in range(9):\n try: open(f'/proc/1/fd/{{n}}')\n except FileNotFoundError: continue\n print('SUCCEEDED')",
@@ -255,6 +258,8 @@ MEMORY_AND_PROCESSES = {
 }
 UNCOUNTED = {
     "keeps memory in a file without a name": Attack("import os; os.memfd_create('a'); print('SUCCEEDED')", NO_CALL),
+    "keeps memory in a queue": Attack(LIBC + "result = libc.msgget(0, 0o1600)" + CHECK, NO_CALL),
+    "keeps memory in semaphores": Attack(LIBC + "result = libc.semget(0, 32000, 0o1600)" + CHECK, NO_CALL),
     "keeps memory in a secret file": Attack(LIBC + "result = libc.syscall(447, 0)" + CHECK, NO_CALL),
 }
 """What takes memory that is in no process and no folder, where there are no control groups, which count it."""

@@ -113,9 +113,9 @@ CHEATS = (
     Cheat("pipe in place of the answer", "grep", "rm -f /app/answer; mkfifo /app/answer"),
     Cheat("device in place of the answer", "grep", "rm -f /app/answer; mknod /app/answer c 1 5"),
     Cheat(
-        "too many files",
+        "10^6 files",  # The limit of its box refuses one of them, and with it the rest: 20,000 by default.
         "reward.txt",
-        "mkdir -p /app/src; for n in $(seq 2000); do echo > /app/src/$n; done",
+        "mkdir -p /app/src; n=0; while [ $n -lt 1000000 ] && echo > /app/src/$n; do n=$((n + 1)); done",
         problem="too large",
     ),
     Cheat(

@@ -26,11 +26,8 @@ OWN_LOOPBACK = {"opens an IPv6 socket", "opens a datagram socket", "asks the ker
 """Attacks on what a box with a loopback interface has, by which it reaches nothing else."""
 NO_LIMIT = {"prints without end"}
 """Of what an agent prints, the end is kept."""
-REASONS = {
-    "connects to a port of the machine": "Connection refused",
-    "opens a raw socket": "Protocol not supported",
-}
-ROOMS = {
+REASONS = {"connects to a port of the machine": "Connection refused", "opens a raw socket": "Protocol not supported"}
+ROOMS = {  # `TIME` is not among them: there is no call whose time would end. An agent has that of its task or rollout.
     "network": NETWORK,
     "files": FILES,
     "processes": PROCESSES,

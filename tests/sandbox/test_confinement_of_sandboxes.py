@@ -16,7 +16,7 @@ from gateway.errors import Unavailable
 from gateway.sandbox import bubblewrap, cgroups, sandboxed_command
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_statistics import STATISTICS
-from gateway.types import ToolCall
+from gateway.types import Outcome, ToolCall, ToolResult
 from tests.sandbox.conftest import SMALL, open_session
 from tests.waiting import PATIENCE_S
 
@@ -89,8 +89,8 @@ with open_command_line(Confined(command, SandboxSettings(), scripts, is_first_pr
 )
 SYSTEM_PYTHON = "/usr/bin/python3"
 OWN_USER = (
-    "signals the sandbox's first process", "opens the pipes of the first process",
-    "opens the memory of the first process",
+    "signals the sandbox's first process", "limits the first process",
+    "opens the pipes of the first process", "opens the memory of the first process",
     "opens the pipes of the server of commands", "opens the memory of the server of commands",
     "reads the first process's environment", "goes through the root of another process", "traces a process",
 )  # fmt: skip
@@ -136,7 +136,29 @@ def test_group_is_made_where_a_parent_passes_its_controllers_on(groups: Path, mo
     assert texts == {"memory.max": str(64 * 2**20), "pids.max": "18", "cpu.max": "50000 100000"}
     (folder / "memory.events").write_text("oom 3\noom_kill 2\n")
     (folder / "pids.events").write_text("max 5\n")
-    assert group.hits() == {"memory": 2, "processes": 5}
+    assert group.hits() == {"memory": 2, "processes": 5} and not group.ran_out_of_memory
+    (folder / "memory.events").write_text("oom 0\noom_kill 2\n")  # By the machine, which had no memory left.
+    assert group.hits() == {"memory": 0, "processes": 5} and group.ran_out_of_memory
+
+
+@pytest.mark.parametrize("died", [False, True])
+async def test_memory_that_the_machine_lacks_is_no_limit_that_the_policy_hit(
+    died: bool, groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = mount_groups(groups)
+    (folder / "memory.events").write_text("oom 0\noom_kill 0\n")
+    monkeypatch.setattr(sandboxed_command, "make_group", lambda _: cgroups.Cgroup(folder))
+    monkeypatch.setattr(sandboxed_command, "remove_group", lambda *_: True)
+    (folder / "cgroup.procs").write_text("")
+    async with open_session() as session:
+
+        async def run(command: str) -> ToolResult:
+            return await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
+
+        assert (await run("echo")).outcome is Outcome.OK
+        (folder / "memory.events").write_text("oom 0\noom_kill 1\n")
+        result = await run("kill -9 $PPID" if died else "echo")
+        assert result.outcome is Outcome.UNKNOWN and "the machine has no memory left" in str(result.reason), result
 
 
 async def test_secrets_of_the_environment_are_in_no_command_line() -> None:

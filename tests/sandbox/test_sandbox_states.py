@@ -92,11 +92,7 @@ async def test_siblings_begin_alike_and_do_not_see_each_others_changes(
         monkeypatch.setattr(sandbox_toolset, "can_mount_states", lambda: False)
     before = hash_state(states)
     edit = "cat docs/a.txt; echo mine > docs/a.txt; rm -f docs/other.txt; mkdir new; chmod +x docs/a.txt; ls"
-    async with (
-        make_gateway(tmp_path, state=str(state)) as gateway,
-        gateway.open() as first,
-        gateway.open() as second,
-    ):
+    async with make_gateway(tmp_path, state=str(state)) as gateway, gateway.open() as first, gateway.open() as second:
         texts = [
             (await session.call(ToolCall("1", "shell", json.dumps({"command": command})))).text
             for session, command in ((first, edit), (second, edit), (first, "cat docs/a.txt"))

@@ -8,19 +8,23 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from secrets import token_hex
+from secrets import randbelow, token_hex
 from typing import Any
 
 import anyio
 import pytest
 
+from gateway.errors import Unavailable
 from gateway.sandbox.cgroups import find_parent
+from gateway.sandbox.grade_settings import GradeSettings
+from gateway.sandbox.grader import Grader
 from gateway.sandbox.sandbox_layout import STATE_PLACES
 from gateway.session import GatewaySession
 from gateway.toolset import Session
 from gateway.types import Image, Outcome, ToolCall, ToolResult
 from tests.conftest import Write
-from tests.sandbox.conftest import SMALL, open_session
+from tests.sandbox.conftest import SMALL, find_bubblewraps, kill_sandbox, open_session
+from tests.sandbox.roots import make_root
 from tests.waiting import wait_until
 
 
@@ -146,21 +150,42 @@ async def test_a_policy_cannot_make_its_call_time_out(trick: str) -> None:
         assert await text(session, "python", code="2") == "2"
 
 
-async def test_sandbox_that_is_ended_from_outside_is_no_error_of_the_policy() -> None:
-    async with open_session() as session:
-        marker, results = f"m{os.getpid()}{token_hex(8)}", []
+OUTSIDE = [("bubblewrap", ""), ("the first process", ""), ("the first process", "with a root")]
+
+
+@pytest.mark.parametrize(("target", "root"), OUTSIDE)
+async def test_sandbox_that_is_ended_from_outside_is_no_error_of_the_policy(
+    target: str, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SMALL.model_copy(update={"root": make_root(tmp_path, monkeypatch)}) if root else SMALL
+    async with open_session(settings) as session:
+        seconds, results = 10**6 + randbelow(10**6), list[ToolResult]()
 
         async def wait_inside() -> None:
-            results.append(await call(session, "shell", command=f"exec -a {marker} sleep 600"))
+            results.append(await call(session, "shell", command=f"sleep {seconds}"))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait_inside)
-            await wait_until(lambda: _processes(marker))
-            (outer,) = _bubblewraps(os.getpid())
-            os.kill(outer, 9)
+            await wait_until(lambda: _processes(f"sleep\0{seconds}"))
+            kill_sandbox(target)
         assert results[0].outcome is Outcome.UNKNOWN and "from outside" in str(results[0].reason)
         after = await call(session, "python", code="1")
         assert after.outcome is Outcome.UNAVAILABLE and "lost with its files" in str(after.reason)
+
+
+@pytest.mark.parametrize("target", ["bubblewrap", "the first process"])
+async def test_what_a_sandbox_that_is_ended_from_outside_between_calls_left_is_not_graded(
+    target: str,
+) -> None:
+    grade = GradeSettings(command=("/bin/sh", "-c", "echo 1 > /rollout/reward.txt"), reward="/rollout")
+    async with open_session() as session:
+        toolset = session._toolset
+        toolset.grader = Grader(grade, SMALL, toolset.provider)
+        assert await text(session, "shell", command="sleep 600 & echo works on") == "works on"
+        kill_sandbox(target)
+        await wait_until(lambda: session._sandbox.has_ended)
+        with pytest.raises(Unavailable, match="nothing is left to grade: the sandbox was ended from outside, by sig"):
+            await session.finish()
 
 
 async def test_two_rollouts_share_nothing() -> None:
@@ -168,7 +193,7 @@ async def test_two_rollouts_share_nothing() -> None:
     async with open_session() as first, open_session() as second:
         assert await text(first, "shell", command=f"echo mine > f; echo mine > {file}; cat f {file}") == "mine\nmine"
         assert await text(second, "shell", command=f"ls /rollout {file}; ps -e | grep -c bwrap") == (
-            f"ls: cannot access '{file}': No such file or directory\n/rollout:\n1"
+            f"ls: cannot access '{file}': No such file or directory\n/rollout:\n0\n[exit status 1]"
         )
 
 
@@ -192,7 +217,7 @@ def test_nothing_is_left_of_a_gateway_that_is_killed(write: Write, tmp_path: Pat
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as gateway:
         assert gateway.stdout is not None and gateway.stdout.readline() == "started\n"
-        assert _processes(marker) and _bubblewraps(gateway.pid) and not _state_mounts()
+        assert _processes(marker) and find_bubblewraps(gateway.pid) and not _state_mounts()
         gateway.kill()
     anyio.run(wait_until, lambda: not (_processes(marker) or _groups(gateway.pid)))
     assert not _state_mounts()
@@ -226,13 +251,6 @@ def _processes(marker: str) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def _bubblewraps(parent: int) -> list[int]:
-    """The outer processes of sandboxes of a gateway."""
-    children = Path(f"/proc/{parent}/task").glob("*/children")
-    pids = [int(pid) for file in children for pid in file.read_text().split()]
-    return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text() == "bwrap\n"]
 
 
 def _groups(gateway: int) -> list[Path]:

@@ -12,6 +12,7 @@ from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.types import Outcome, Task, ToolCall, ToolResult
 from tests.conftest import Write
+from tests.sandbox.conftest import kill_sandbox
 
 CODE = """
     import os
@@ -62,6 +63,14 @@ def tools(write: Write) -> Path:
     entries = [f"{{function: 'boxed_tools:{name}', isolation: sandbox}}" for name in NAMES]
     entries.append(f"{{class_name: boxed_tools.Counter, isolation: sandbox, {SCHEMA}}}")
     return write("tools.yaml", "tools:\n" + "".join(f"  - {entry}\n" for entry in entries))
+
+
+async def test_function_whose_sandbox_is_ended_from_outside_is_no_error_of_the_policy(tools: Path) -> None:
+    async with Gateway.load(tools, None) as gateway, gateway.open(Task()) as session:
+        assert (await session.calls([ToolCall("1", "waits", "{}")]))[0].outcome is Outcome.OK
+        kill_sandbox("the first process")
+        after = (await session.calls([ToolCall("2", "waits", "{}")]))[0]
+        assert after.outcome is Outcome.UNKNOWN and "from outside, by signal 9" in str(after.reason), after
 
 
 async def test_functions_and_classes_run_in_sandboxes_of_the_rollout(tools: Path) -> None:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from faulty_tools import Tool
-    from protocol import Flags, Shared
+    from protocol import Shared
 
-MEGABYTE = 1024 * 1024
 OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -19,16 +18,18 @@ def build_page(tools: Mapping[str, Tool], shared: Shared, cursor: str | None) ->
     listed_tools = [tool.listing(name) for name, tool in tools.items()]
     listed_tools += [tools["echo"].listing(f"echo-grown{number}") for number in range(1, shared.grown + 1)]
     if flags.bad_tools:
-        listed_tools[1:1] = bad_tools(flags)
+        listed_tools[1:1] = bad_tools()
     number = int(cursor or 0)
     size = -(-len(listed_tools) // flags.pages)
     more = {"nextCursor": str(number + 1)} if flags.endless_pages or number + 1 < flags.pages else {}
     return {"tools": listed_tools[number * size : (number + 1) * size], **more}
 
 
-def bad_tools(flags: Flags) -> list[Any]:
-    """Tools that a client must quarantine, and tools with odd names; those named `echo-...` can be called."""
-    large = int(flags.schema_mb * MEGABYTE)
+def bad_tools() -> list[Any]:
+    """Tools that a client must quarantine, and tools with odd names; those named `echo-...` can be called.
+
+    A JSON reader gives up near 200 levels, an event-stream reader near 1 MB: these can still be read.
+    """
     return [
         {"name": "no_schema", "description": "Has no inputSchema."},
         {"name": "null_schema", "inputSchema": None},
@@ -42,8 +43,8 @@ def bad_tools(flags: Flags) -> list[Any]:
         "not a tool at all",
         {"name": "loop_schema", "inputSchema": cyclic_schema()},
         {"name": "dangling_schema", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}},
-        {"name": "deep_schema", "inputSchema": deep_schema(flags.schema_depth)},
-        {"name": "large_schema", "inputSchema": OBJECT | {"description": "x" * large}},
+        {"name": "deep_schema", "inputSchema": deep_schema(60)},
+        {"name": "large_schema", "inputSchema": OBJECT | {"description": "x" * 500_000}},
         {"name": "echo", "description": "Has a name that is taken.", "inputSchema": OBJECT},
         {"name": "echo-with spaces/and slashes", "description": "Has an odd name.", "inputSchema": OBJECT},
         {"name": "echo-größe_測試_🛠", "description": "Has an odd name.", "inputSchema": OBJECT},

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,13 @@ async def slow(call: Call) -> None:
     await call.content(mcp_content.text("at last"))
 
 
+@tool(seconds=NUMBER)
+async def block(call: Call) -> None:
+    """Blocks the whole server, as a synchronous function does."""
+    time.sleep(call.argument("seconds", 1.0))  # noqa: ASYNC251
+    await call.content(mcp_content.text("awake"))
+
+
 @tool(code=INTEGER)
 async def crash(call: Call) -> None:
     """Ends the server's process in the middle of the call, with a message on standard error."""
@@ -151,31 +159,6 @@ async def bad_content(call: Call) -> None:
 async def image(call: Call) -> None:
     """Answers with a black PNG of that size."""
     await call.content(mcp_content.image(call.argument("width", 4), call.argument("height", 4)))
-
-
-@tool()
-async def audio(call: Call) -> None:
-    """Answers with a short WAV."""
-    await call.content(mcp_content.audio())
-
-
-@tool(blob=BOOLEAN)
-async def resource(call: Call) -> None:
-    """Answers with an embedded resource, of text or of bytes."""
-    await call.content(mcp_content.blob_resource() if call.argument("blob", False) else mcp_content.text_resource())
-
-
-@tool()
-async def link(call: Call) -> None:
-    """Answers with a link to a resource."""
-    await call.content(mcp_content.link())
-
-
-@tool({"outputSchema": {"type": "object", "properties": {"sum": NUMBER}, "required": ["sum"]}}, a=NUMBER, b=NUMBER)
-async def structured(call: Call) -> None:
-    """Adds two numbers; the answer is structured, and its text is the same JSON."""
-    answer = {"sum": call.argument("a", 0) + call.argument("b", 0)}
-    await call.content(mcp_content.text(json.dumps(answer)), structuredContent=answer)
 
 
 @tool()

@@ -29,11 +29,6 @@ def text_resource() -> Part:
     return {"type": "resource", "resource": resource}
 
 
-def blob_resource() -> Part:
-    resource = {"uri": "note://2", "mimeType": "image/png", "blob": in_base64(png(2, 2))}
-    return {"type": "resource", "resource": resource}
-
-
 def link() -> Part:
     return {"type": "resource_link", "uri": "note://3", "name": "a note", "mimeType": "text/plain"}
 

@@ -29,9 +29,6 @@ def read_flags(argv: Sequence[str]) -> Flags:
     parser.add_argument("--require-token", default="", help="over HTTP, answer 401 without this bearer token")
     parser.add_argument("--never-answer", action="store_true", help="be silent to every request, `initialize` too")
     parser.add_argument("--bad-tools", action="store_true", help="list malformed tools between the good ones")
-    # A JSON reader gives up near 200 levels, an event-stream reader near 1 MB: the defaults can still be read.
-    parser.add_argument("--schema-depth", type=int, default=60, help="nesting of the deepest of the bad tools")
-    parser.add_argument("--schema-mb", type=float, default=0.5, help="size of the largest of the bad tools")
     parser.add_argument("--pages", type=int, default=1, help="list the tools on this many pages")
     parser.add_argument("--endless-pages", action="store_true", help="each page of the listing names a next one")
     parser.add_argument("--ignore-term", action="store_true", help="stay when stdin ends and when SIGTERM comes")

@@ -26,8 +26,6 @@ class Flags(argparse.Namespace):
     require_token: str
     never_answer: bool
     bad_tools: bool
-    schema_depth: int
-    schema_mb: float
     pages: int
     endless_pages: bool
     ignore_term: bool

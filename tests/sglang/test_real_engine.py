@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of, written_on
-from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 
@@ -51,29 +51,6 @@ async def test_stop_ids_end_a_turn_and_banned_ids_are_never_sampled(
     assert free.finish_reason == "length" and free.ids[0] not in barred.ids
 
 
-async def test_prefix_cache_hits_over_turns_of_siblings(server: ServerProcess, policy: PreTrainedModel) -> None:
-    told: list[tuple[int, int]] = []
-
-    async def play(engine: SGLangEngine, group: int, index: int) -> None:
-        ids, before = [group + 5] * 5 + list(range(40, 120)), 0
-        for turn in range(4):
-            written = await engine.generate(
-                ids, Sampling(max_tokens=12, banned_ids=(EOS,)), key=f"{group}/t/{index}", group=str(group)
-            )
-            told.append((written.cached_tokens, max(before, written.cached_tokens if not turn else 0)))
-            before = len(ids) + len(written.ids) - 1
-            ids += [*written.ids, *range(40, 60)]
-
-    async with opened(server, policy=policy) as engine, anyio.create_task_group() as tasks:
-        for group in range(4):
-            for index in range(8):
-                tasks.start_soon(play, engine, group, index)
-    cached, possible = (sum(each) for each in zip(*told, strict=True))
-    openings = 4 * 7 * 84
-    assert cached >= openings
-    assert cached >= 0.95 * possible
-
-
 @pytest.mark.parametrize("name", WAYS)
 async def test_weights_arrive_by_every_transfer_and_can_be_restored(
     name: str, server: ServerProcess, model: Path, policy: PreTrainedModel
@@ -104,27 +81,6 @@ async def test_weights_that_differ_from_the_trainers_end_the_run(
         moved(policy)
         with pytest.raises(EngineError, match="has other weights than were published"):
             await engine.publish(other, 1)
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-async def test_generation_continues_under_new_weights(
-    in_place: bool, server: ServerProcess, policy: PreTrainedModel
-) -> None:
-    ended: list[Generation] = []
-
-    async def write(engine: SGLangEngine, place: int) -> None:
-        ended.append(
-            await engine.generate((*PROMPT, place), Sampling(max_tokens=440, banned_ids=(EOS,)), key=str(place))
-        )
-
-    async with opened(server, policy=policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
-        for place in range(4):
-            tasks.start_soon(write, engine, place)
-        await written_on(engine, 4)
-        moved(policy, by=0.01)
-        await engine.publish(policy.state_dict(), 1)
-    assert [len(one.ids) for one in ended] == [440] * 4
-    assert {one.version for one in ended} == {1}
 
 
 async def test_closed_connection_frees_its_slot(server: ServerProcess, policy: PreTrainedModel) -> None:

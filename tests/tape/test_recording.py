@@ -26,7 +26,7 @@ from gateway.tape import RecordedGateway, ReplayGateway, record_gateway
 from gateway.tape.tape_file import load_tape
 from gateway.tool_table import Source
 from gateway.toolset import PLANTED, SessionWrapper, ToolsetWrapper
-from gateway.types import Hints, Outcome, Task, ToolCall
+from gateway.types import Outcome, Task, ToolCall
 from tests.http.api_client import ApiClient
 from tests.live_server import live_server_async
 from tests.toolset_conformance.sample_tools import ALL_PARTS, PNG, make_judge, sample_sources
@@ -40,7 +40,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall("id", name, json.dumps(arguments))
 
 
-def counting_gateway(pure: bool = False) -> Gateway:
+def counting_gateway() -> Gateway:
     steps: list[int] = []
 
     def count(step: int = 1) -> int:
@@ -48,7 +48,7 @@ def counting_gateway(pure: bool = False) -> Gateway:
         steps.append(step)
         return len(steps)
 
-    return Gateway([Source("count", NativeToolset([FunctionTool(count, hints=Hints(pure=pure))]))])
+    return Gateway([Source("count", NativeToolset([FunctionTool(count)]))])
 
 
 def read_lines(tape: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from fastmcp import Context, FastMCP
+from fastmcp.tools import Tool
 from mcp_types import ToolListChangedNotification
 
 server = FastMCP("asking")
@@ -33,7 +34,7 @@ async def add(context: Context) -> str:
 @server.tool
 async def add_apart(context: Context) -> str:
     """Adds a tool, and announces it apart from this call, as background work does."""
-    server.add_tool(found)
+    server.add_tool(Tool.from_function(found, name="found_apart"))
     await context.session.send_notification(ToolListChangedNotification())
     return "added"
 

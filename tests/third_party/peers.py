@@ -10,12 +10,6 @@ PYTHON = str(Path(__file__).parents[2] / ".mcp-peers" / "bin" / "python")
 FASTMCP_PYTHON = str(Path(__file__).parents[2] / ".fastmcp-peers" / "bin" / "python")
 """Of FastMCP 4, which needs another release of `mcp`."""
 ASKING_SERVER = str(Path(__file__).with_name("asking_server.py"))
-BLOCKING_SERVER = str(Path(__file__).with_name("blocking_server.py"))
-
-
-def blocking_stdio(**settings: Any) -> dict[str, Any]:
-    """The entry of a servers file for the blocking server."""
-    return {"command": PYTHON, "args": [BLOCKING_SERVER, "stdio"], "env": {"PYTHONUNBUFFERED": "1"}, **settings}
 
 
 def write_servers(folder: Path, **servers: dict[str, Any]) -> Path:

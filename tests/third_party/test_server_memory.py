@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 
 from gateway.build import build_plan
 from gateway.check import Finding, run_checks
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
 from gateway.types import Outcome, Task, ToolCall
-from mtrl_plugins.task_maker import explore
-from mtrl_plugins.task_maker.make_tasks import MakeSettings, TaskMaker
-from mtrl_plugins.task_maker.server_sessions import open_server
 
 SERVER = Path(__file__).parents[2] / ".npm-peers/node_modules/@modelcontextprotocol/server-memory/dist/index.js"
 OWN_FILE = {"MEMORY_FILE_PATH": "${MTRL_ROLLOUT_DIR}/memory.jsonl"}
@@ -66,30 +62,3 @@ async def test_remedy_of_the_check_isolates_rollouts(tmp_path: Path) -> None:
             await call(first, "create_entities", entities=[entity])
             assert "Ada" in await call(first, "read_graph")
             assert "Ada" not in await call(second, "read_graph")
-
-
-async def test_memory_begins_with_the_state(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    state.mkdir()
-    line = {"type": "entity", "name": "Grace", "entityType": "person", "observations": ["found a moth"]}
-    (state / "memory.jsonl").write_text(json.dumps(line))
-    with anyio.fail_after(100):
-        plan = build_plan(None, write_servers(tmp_path, env=OWN_FILE, state="state"))
-        async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open() as session:
-            assert "Grace" in await call(session, "read_graph")
-
-
-async def test_tasks_are_made_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explore, "SURVEY_SESSIONS", 2)
-    monkeypatch.setattr(explore, "RANDOM_CALLS", 2)
-    (tmp_path / "state").mkdir()
-    lines = [{"type": "entity", "name": f"Person{n}", "entityType": "person", "observations": []} for n in range(9)]
-    (tmp_path / "state" / "memory.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    file = write_servers(tmp_path, env=OWN_FILE, state="state")
-    with anyio.fail_after(100):
-        async with open_server(file, "memory", None, ("create_entities", "delete_entities")) as server:
-            maker = TaskMaker(server, MakeSettings(2, (1,), 0.5), lambda *_: None)
-            await maker.make()
-    made = maker.made
-    assert {task.chain.split for task in made} == {"train", "held_out"}
-    assert all(task.chain.end_state["memory"].startswith("sha256:") for task in made)

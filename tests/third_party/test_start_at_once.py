@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.third_party.peers import PYTHON, blocking_stdio, write_servers
+from tests.servers.start_server import stdio_command
+from tests.third_party.peers import PYTHON, write_servers
 
 STUCK = {"command": sys.executable, "args": ["-c", "import sys; sys.stdin.read()"], "connect_timeout_s": 600}
 """A server that never answers, and may take longer to connect than any timeout of these tests."""
@@ -26,7 +27,8 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "tool_configs").mkdir()
     (tmp_path / "tool_configs" / "tools.yaml").write_text(TOOLS)
     (tmp_path / "tool_configs" / "words.py").write_text(WORDS)
-    write_servers(tmp_path, stuck=STUCK, blocking=blocking_stdio())
+    command, args = stdio_command()
+    write_servers(tmp_path, stuck=STUCK, good={"command": command, "args": args})
     return tmp_path
 
 
@@ -46,5 +48,5 @@ def test_openai_agents_reaches_a_stdio_gateway_with_a_stuck_server(place: Path) 
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
-    assert "shout" in seen["first"] and {"shout", "block", "note", "pid"} <= set(seen["later"])
+    assert "shout" in seen["first"] and {"shout", "echo", "pid"} <= set(seen["later"])
     assert int(seen["pid"]) > 0

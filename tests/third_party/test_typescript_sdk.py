@@ -31,7 +31,7 @@ async def open_asking(folder: Path, **settings: str) -> AsyncIterator[Gateway]:
             yield gateway
 
 
-@pytest.mark.parametrize("protocol", ["auto", "2025-11-25", "2026-07-28"])
+@pytest.mark.parametrize("protocol", ["auto", "2025-11-25"])
 async def test_server_asks_and_announces_its_tools_in_each_era(tmp_path: Path, protocol: str) -> None:
     async with open_asking(tmp_path, protocol=protocol) as gateway:
         assert protocol_of(gateway) == ("2026-07-28" if protocol == "auto" else protocol)

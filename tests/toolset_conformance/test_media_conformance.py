@@ -13,16 +13,14 @@ import pytest
 from gateway.chat_messages import chat_content
 from gateway.feedback.base import BaseInteraction, Message, Turn
 from gateway.feedback.interaction_toolset import FeedbackToolset
-from gateway.gateway import Gateway
 from gateway.limits import LimitedToolset, Limits
 from gateway.media.media_filter import REFUSED_METRIC
 from gateway.native.base import ToolResponse
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
-from gateway.tape import ReplayGateway, record_gateway
 from gateway.tool_table import Source
 from gateway.types import Audio, Image, Outcome, Part, Resource, Task, Text, Video
-from tests.sample_images import SVG, animation, decode, decompression_bomb, encode, plain_image, png, truncated_png
+from tests.sample_images import SVG, animation, decode, decompression_bomb, encode, plain_image, png
 from tests.toolset_conformance.gateway_kinds import OpenGateway, over_mcp
 from tests.toolset_conformance.sample_tools import make_call
 
@@ -36,9 +34,7 @@ MIXED: tuple[Part, ...] = (
 )
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "bomb": (decompression_bomb(), "[image left out: 31623x31623 pixels, more than 64000000]"),
-    "truncated": (truncated_png(), "[image left out: not a readable image: "),
     "svg": (SVG, "[image left out: SVG images are not supported; render it"),
-    "html": (b"<html>", "[image left out: 6 bytes that are none of png, jpeg, webp, gif, bmp]"),
     "large": (RED + bytes(33 * 1024 * 1024), "bytes, more than 33554432]"),
 }
 
@@ -113,7 +109,7 @@ async def test_tool_response_becomes_images_then_videos_then_text(
     assert isinstance(parts[2], Video) and parts[2].mime == "video/webp"
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", ["bomb", "large"])  # All kinds: tests/media/test_media_filter.py.
 async def test_hostile_media_is_replaced_by_a_note(open_tool_gateway: OpenGateway, kind: str) -> None:
     async with open_tool_gateway(media_sources) as gateway, gateway.open() as session:
         result = await session.call(make_call("hostile", f'{{"kind": "{kind}"}}'))
@@ -123,7 +119,7 @@ async def test_hostile_media_is_replaced_by_a_note(open_tool_gateway: OpenGatewa
     assert result.outcome is Outcome.OK and result.metrics == {REFUSED_METRIC: 1}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in HOSTILE if kind != "large"])
+@pytest.mark.parametrize("kind", ["bomb", "svg"])
 async def test_media_of_third_party_servers_is_checked(kind: str) -> None:
     async with over_mcp(unchecked_sources) as gateway, gateway.open() as session:
         result = await session.call(make_call("hostile", f'{{"kind": "{kind}"}}'))
@@ -160,19 +156,3 @@ async def test_feedback_images_keep_their_order(open_gateway: OpenGateway) -> No
     assert heard.message.endswith("[image left out: 31623x31623 pixels, more than 64000000]")
     assert (heard.score, heard.metadata) == (0.5, {"kept": 1, REFUSED_METRIC: 1})
     assert chat_content(heard.parts)[1]["type"] == "image_url"  # type: ignore[index, call-overload]
-
-
-async def test_tape_replays_media_and_stores_each_once(tmp_path: Path) -> None:
-    calls = [
-        make_call("mixed"),
-        make_call("mixed", id="c2"),
-        make_call("animated", id="c3"),
-        make_call("many_images", '{"count": 50}', "c4"),
-    ]
-    async with record_gateway(Gateway(media_sources()), tmp_path / "tape") as gateway, gateway.open() as session:
-        first = [await session.call(item) for item in calls]
-    async with ReplayGateway(tmp_path / "tape") as gateway, gateway.open() as session:
-        replayed = [await session.call(item) for item in calls]
-    assert [item.parts for item in replayed] == [item.parts for item in first] and first[0].parts == MIXED
-    contents = {part.data for item in first for part in item.parts if not isinstance(part, Text)}
-    assert len(list((tmp_path / "tape" / "blobs").iterdir())) == len(contents)

@@ -16,19 +16,6 @@ from trainer.rollout.admission import Admission, EngineSlots
 from trainer.rollout.settings import ConcurrencySettings
 
 
-async def test_rollout_that_waits_for_a_tool_frees_its_engine_slot() -> None:
-    tool = BlockingTool()
-    async with (
-        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
-        harness.make_scheduler(1, running_requests=1).submit(make_tasks("slow", "quick")) as groups,
-    ):
-        assert (await anext(groups)).task.id == "quick"
-        assert tool.waiting["slow"] == 1
-        tool.event("slow").set()
-        assert (await anext(groups)).task.id == "slow"
-    assert harness.engine.max_concurrent == 1 and harness.request_keys == ["0/slow/0", "1/quick/0", "0/slow/0"]
-
-
 async def test_slow_server_delays_only_the_rollouts_that_use_it() -> None:
     tool = BlockingTool()
     tasks = make_tasks(*["slow"] * 8, *["quick"] * 8)

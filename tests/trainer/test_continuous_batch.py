@@ -52,7 +52,7 @@ async def test_logprobs_are_exact_before_and_after_a_publish_during_a_generation
     assert generation.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
 async def test_publish_clears_the_prefix_cache(family: str) -> None:
     prompt, new = tiny_models.random_prompt(40), tiny_models.load_model(family, seed=1)
     async with TorchEngine(tiny_models.load_model(family)) as engine:
@@ -64,9 +64,8 @@ async def test_publish_clears_the_prefix_cache(family: str) -> None:
         assert (await engine.generate(prompt, SHORT)).cached_tokens == 39
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral"])
-async def test_weights_of_another_model_are_rejected_unchanged(family: str) -> None:
-    model, prompt = tiny_models.load_model(family), tiny_models.random_prompt(10)
+async def test_weights_of_another_model_are_rejected_unchanged() -> None:
+    model, prompt = tiny_models.load_model(), tiny_models.random_prompt(10)
     good_state = dict(model.state_dict())
     name = "model.layers.1.mlp.up_proj.weight"
     async with TorchEngine(model) as engine:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gateway.errors import ConfigError
 from gateway.media.sniff import to_data_uri
 from gateway.types import Image
-from tests.sample_images import SVG, animation, decode, decompression_bomb, encode, plain_image, png, truncated_png
+from tests.sample_images import animation, decode, encode, plain_image, png, truncated_png
 from trainer.data import load_rows
 from trainer.rollout.task import Task
 
@@ -132,20 +132,14 @@ def test_video_is_shown_as_frames() -> None:
             {"prompt": "<image><image>", "images": [RED]},
             "rows:1: images[1]: is missing, but the prompt has a placeholder",
         ),
-        ({"prompt": "<image>", "images": []}, "images[0]: is missing"),
         ({"prompt": "<image>", "images": [RED, BLUE]}, "images: has 2, but the prompt has 1 placeholder\n"),
         ({"prompt": "?", "images": ["missing.png"]}, "images[0]: there is no file 'missing.png'"),
-        ({"prompt": "?", "images": [b"1"]}, "images[0]: 1 bytes of unknown type"),
-        ({"prompt": "?", "images": [decompression_bomb()]}, "images[0]: 31623x31623 pixels, more than"),
         (
             {"prompt": "?", "images": [RED, truncated_png()]},
             "images[1]: an image of image/png that is truncated",
         ),
-        ({"prompt": "?", "images": [JPEG[:-40]]}, "an image of image/jpeg that is truncated"),
-        ({"prompt": "?", "images": [SVG]}, "SVG images are not supported"),
         ({"prompt": "?", "images": ["https://example.org/a.png"]}, "URLs are not downloaded"),
         ({"prompt": "?", "images": [7]}, "images[0]: int is neither a path nor bytes"),
-        ({"prompt": "?", "images": [{}]}, "images[0]: NoneType is neither"),
         ({"prompt": "?", "images": [{"image": RED, "min_pixels": "many"}]}, "images[0]: has an invalid size or number"),
         ({"prompt": "?", "videos": [b"ID3"]}, "videos[0]: 3 bytes that are not a video, but audio/mpeg"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "images[0]: is missing"),

@@ -116,9 +116,8 @@ def test_engine_that_shares_weights_makes_no_step_from_release_until_publish(one
     assert anyio.run(generate, model, "copied").ids == after[0].ids
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_is_told_and_stays_close(family: str, one_thread: None) -> None:
-    model = tiny_models.load_model(family)
+def test_bfloat16_is_told_and_stays_close(one_thread: None) -> None:
+    model = tiny_models.load_model()
     engine = TorchEngine(model, holding="bfloat16")
     assert not engine.capabilities.is_exact and "bfloat16" in engine.capabilities.notes[0]
     written = anyio.run(generate, model, "bfloat16")

@@ -74,15 +74,11 @@ def test_a_model_is_fetched_by_its_name_told_before_and_found_again_without_the_
     assert again == line and "fetching" not in told
 
 
-def test_a_data_set_is_read_by_its_name_revision_and_subset(hub: Hub, tmp_path: Path) -> None:
-    (line,), told = ask(hub, tmp_path, "data:org/sums@v2:main")
-    assert line == "3 2 + 1? org/sums@v2:main:3"
+def test_a_data_set_is_read_and_what_the_hub_does_not_give_refused_with_the_way_to_it(hub: Hub, tmp_path: Path) -> None:
+    names = ("data:org/sums@v2:main", "org/gated", "org/missing", "org/tiny@v9", "data:org/missing")
+    (read, gated, missing, revision, data), told = ask(hub, tmp_path, *names)
+    assert read == "3 2 + 1? org/sums@v2:main:3"
     assert f"mtrl-train: data set org/sums@v2:main: from {hub.url}, unless it was fetched before" in told
-
-
-def test_what_the_hub_does_not_give_is_refused_by_name_with_the_way_to_it(hub: Hub, tmp_path: Path) -> None:
-    lines, _ = ask(hub, tmp_path, "org/gated", "org/missing", "org/tiny@v9", "data:org/missing")
-    gated, missing, revision, data = lines
     assert "org/gated is no folder here, and its owners give access on request" in gated
     assert f"ask for it at {hub.url}/org/gated, then: `hf auth login`" in gated
     assert "org/missing is no folder here, and the hub has none of this name that you may read" in missing

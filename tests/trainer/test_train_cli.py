@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,50 +17,12 @@ from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_status import RunStatus
 
 
-def no_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink()
-
-
-def no_weights(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (no_template, "has no chat template\n  remedy: set `template.chat_template`, or put a chat_template"),
-        (no_weights, "spoilt: no config.json here; give the folder of a Hugging Face model"),
-    ],
-)
-def test_unusable_model_is_reported_with_a_remedy_before_a_rollout(
-    spoil: Callable[[Path], None], words: str, run: RunCommand, model: Path
-) -> None:
-    spoil(shutil.copytree(model, spoilt := Path("spoilt")))
-    data = write_rows("t.jsonl", PLAIN_ROW)
-    given = ("--tools", native_tools(), "--model", spoilt, "--data", data, "--out", "r")
-    assert words in run("rollout", *given, code=2).output and not Path("r", "rollouts.jsonl").exists()
-
-
-WRONG = (
-    ({"prompt": "?", "tools": ["ad"]}, "wrong.jsonl:1: tools: the gateway offers no tool 'ad'", "did you mean 'add'?"),
-    (
-        {"prompt": "?", "interaction_kwargs": {"name": "gsm8"}},
-        "wrong.jsonl:1: interaction_kwargs.name: the gateway offers no interaction 'gsm8'",
-        "did you mean 'gsm8k'?",
-    ),
-    ({"promt": "?"}, "wrong.jsonl:1: prompt: is missing", "rename the column `promt` to `prompt`"),
-    ("not json", "wrong.jsonl:1: is not JSON", "write one JSON object on each line"),
-)
-
-
-@pytest.mark.parametrize(("row", "problem", "remedy"), WRONG)
-def test_invalid_row_is_reported_by_file_and_line_before_the_run(
-    row: Any, problem: str, remedy: str, run: RunCommand, model: Path
-) -> None:
-    data = write_rows("wrong.jsonl", row)
+def test_invalid_row_is_reported_by_file_and_line_before_the_run(run: RunCommand, model: Path) -> None:
+    data = write_rows("wrong.jsonl", {"prompt": "?", "tools": ["ad"]})
     words = ("rollout", "--tools", native_tools(), "--model", model, "--data", data, "--out", "r", "--record")
     output = run(*words, code=2).output
-    assert problem in output and f"remedy: {remedy}" in output and not Path("r", "rollouts.jsonl").exists()
+    assert "wrong.jsonl:1: tools: the gateway offers no tool 'ad'" in output and "did you mean 'add'?" in output
+    assert not Path("r", "rollouts.jsonl").exists()
     write_rows("wrong.jsonl", PLAIN_ROW)
     Path("small.yaml").write_text(json.dumps(SMALL_SETTINGS))
     run(*words, "--config", "small.yaml", "--n", 1)

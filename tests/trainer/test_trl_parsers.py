@@ -62,9 +62,3 @@ def test_answers_are_read_as_trl_reads_them(file: str, trl: ModuleType) -> None:
     ours = load_trl_template(file, tools=(ADD,)).parse_turn(ids)
     assert ours.content.strip() == theirs["content"].strip() == "Two, I think."
     assert not theirs.get("tool_calls") and not ours.calls
-
-
-@pytest.mark.parametrize("file", UNKNOWN)
-def test_templates_without_a_parser_of_trl_are_named(file: str, trl: ModuleType) -> None:
-    with pytest.raises(ValueError, match="Unrecognized chat template"):
-        trl.add_response_schema(deepcopy(make_trl_tokenizer(file)))

@@ -88,7 +88,7 @@ def test_remedy_of_a_refused_template_works(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", [*PARSED, "deepseekv3", "gemma3:text", "cohere2:text", "idefics3:text"])
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(arguments=st.lists(ARGUMENTS, min_size=2, max_size=2))
 def test_calls_as_a_template_writes_them_are_read_as_the_same_calls(file: str, arguments: list[Any]) -> None:
     name, _, form = file.partition(":")
@@ -101,7 +101,7 @@ def test_calls_as_a_template_writes_them_are_read_as_the_same_calls(file: str, a
     assert reply.problems == ()
     assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == [("add_up", row) for row in rows]
     assert reply.content.strip() == ""
-    for end in range(len(ids)):
+    for end in range(0, len(ids), 7):
         cut = template.parse_turn(ids[:end])
         assert [call.name for call in cut.calls] in ([], ["add_up"], ["add_up"] * 2)
         for call in cut.calls:

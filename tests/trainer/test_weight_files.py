@@ -40,8 +40,6 @@ def test_a_configuration_of_other_sizes_is_refused_but_a_transposed_or_renamed_t
     ("spoil", "says"),
     [
         (lambda file: file.write_bytes(file.read_bytes()[:-7]), "is cut off or damaged"),
-        (lambda file: file.write_bytes(file.read_bytes()[:40]), "header does not fit into 40 bytes"),
-        (lambda file: file.write_bytes(b""), "header does not fit into 0 bytes"),
         (lambda file: file.write_bytes(b"<!doctype html> not found, or not signed in"), "header does not fit"),
         (lambda file: file.write_bytes((5).to_bytes(8, "little") + b"[1,2]"), "its header cannot be read"),
         (lambda file: file.unlink(), "is missing, but model.safetensors.index.json names it"),

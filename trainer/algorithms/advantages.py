@@ -107,6 +107,7 @@ def _build_row(
         sequence.stale,
         sequence.media_spans,
         rollout_weight,
+        sequence.experts,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +83,8 @@ def measure_mismatch(batch: Batch) -> Mismatch:
     if not len(log):
         return Mismatch(0.0, 0.0, 0.0, 0)
     kl = (log.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() - 1 - log).mean()
-    return Mismatch(float(log.abs().mean()), float(log.abs().max()), float(kl), len(log))
+    mean, maximum, kl = torch.stack([log.abs().mean(), log.abs().max(), kl]).tolist()  # Waits for a GPU once.
+    return Mismatch(mean, maximum, kl, len(log))
 
 
 def merge_mismatches(parts: Sequence[Mismatch]) -> Mismatch:
@@ -168,7 +169,7 @@ def compute_loss(
     if settings.kl.coefficient and not settings.kl.in_reward:
         kl_T = factor_T * estimate_kl(logprobs_T, batch, settings.kl.estimator)
         losses_T = losses_T + settings.kl.coefficient * kl_T
-        metrics["kl/reference"] = _trained_mean(kl_T, batch)
+        metrics |= _trained_means(batch, {"kl/reference": kl_T})
     if settings.entropy_coefficient:
         if entropy_T is None:
             raise ValueError("an entropy bonus needs the entropies")
@@ -196,9 +197,11 @@ def resolve_clip(settings: AlgorithmSettings) -> Clip:
     return Clip(low, high, settings.clip_dual)
 
 
-def _trained_mean(values_T: Tensor, batch: Batch) -> float:
-    trained = values_T.detach()[batch.trained_T]
-    return float(trained.mean()) if len(trained) else 0.0
+def _trained_means(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, float]:
+    """The means over the trained tokens; 0 without any."""
+    trained_NT = torch.stack([values_T.detach() for values_T in values.values()])[:, batch.trained_T]
+    means = trained_NT.mean(-1).tolist() if trained_NT.shape[1] else [0.0] * len(values)
+    return dict(zip(values, means, strict=True))
 
 
 def _compute_metrics(logprobs_T: Tensor, clipped_T: Tensor, weights_T: Tensor, batch: Batch) -> dict[str, float]:
@@ -207,9 +210,10 @@ def _compute_metrics(logprobs_T: Tensor, clipped_T: Tensor, weights_T: Tensor, b
     metrics = {"mismatch/mean": measured.mean, "mismatch/max": measured.maximum, "mismatch/kl": measured.kl}
     if batch.stale_T is not None:
         metrics = (metrics if measured.tokens else {}) | {"staleness/kl": staleness_kl(logprobs_T, batch)}
-    return metrics | {
-        "clipped": _trained_mean(clipped_T.to(log_T.dtype), batch),
-        "kl/old": _trained_mean(torch.expm1(log_T) - log_T, batch),
-        "mismatch/factor": _trained_mean(weights_T, batch),
-        "mismatch/rejected": _trained_mean((weights_T == 0).to(log_T.dtype), batch),
+    measures = {
+        "clipped": clipped_T.to(log_T.dtype),
+        "kl/old": torch.expm1(log_T) - log_T,
+        "mismatch/factor": weights_T,
+        "mismatch/rejected": (weights_T == 0).to(log_T.dtype),
     }
+    return metrics | _trained_means(batch, measures)

@@ -18,15 +18,16 @@ A number that is not finite is reported with its rollout before it can reach the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gateway.types import Image
-from trainer.ledger import MediaSpan
+from trainer.ledger import Experts, MediaSpan, no_experts
 
 
 def sum_by_segment(values_N: Tensor, segment_N: Tensor, segments: int) -> Tensor:
@@ -120,6 +121,8 @@ class BatchRow:
     """Where images stand among the ids, as wide as the model sees them."""
     rollout_weight: float | None = None
     """The weights of all trained tokens of its rollout; by default those of this row, the rollout's only one."""
+    experts: Experts = field(default_factory=no_experts)
+    """The experts that the engine sent each token to, one token after the other; empty if it did not tell them."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,8 @@ class Batch:
     """The weights of the trained tokens of each sequence's rollout; None if each sequence is a rollout of its own."""
     images: tuple[Image, ...] = ()
     """The images, each once. An id below 0 is a position in one of them: -1 is the first of the first image."""
+    experts_TX: Tensor | None = None
+    """The experts that the engine sent each token to, layer by layer; -1 where it did not tell them."""
 
     def __post_init__(self) -> None:
         tokens = {name: values for name, values in vars(self).items() if name.endswith("_T") and values is not None}
@@ -175,7 +180,13 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         tensors = {name: values for name, values in vars(self).items() if torch.is_tensor(values)}
         moved: dict[str, Any] = {name: values.to(device) for name, values in tensors.items()}
-        return replace(self, **moved)
+        return self._change(moved)
+
+    def _change(self, changes: Mapping[str, Any]) -> Batch:
+        """A copy that is not checked again: each check makes Python wait for a GPU."""
+        changed = copy(self)
+        vars(changed).update(changes)
+        return changed
 
     @property
     def sequence_count(self) -> int:
@@ -194,9 +205,19 @@ class Batch:
     def with_old_logprobs(self, trainer_logprobs_T: Tensor, proximal: bool = False) -> Batch:
         """A copy with the trainer's logprobs from before the step as the old policy's. Stale tokens keep the engine's,
         unless the ratio is to the proximal policy: `mismatch` then weighs the difference."""
-        if self.stale_T is None or proximal:
-            return replace(self, old_logprobs_T=trainer_logprobs_T)
-        return replace(self, old_logprobs_T=torch.where(self.stale_T, self.engine_logprobs_T, trainer_logprobs_T))
+        if self.stale_T is not None and not proximal:
+            trainer_logprobs_T = torch.where(self.stale_T, self.engine_logprobs_T, trainer_logprobs_T)
+        return self._add("old_logprobs_T", trainer_logprobs_T)
+
+    def with_ref_logprobs(self, ref_logprobs_T: Tensor) -> Batch:
+        """A copy with the reference policy's logprobs."""
+        return self._add("ref_logprobs_T", ref_logprobs_T)
+
+    def _add(self, name: str, values_T: Tensor) -> Batch:
+        if values_T.shape != self.ids_T.shape:
+            raise ValueError(f"{len(self.ids_T)} tokens with {name} of shape {tuple(values_T.shape)}")
+        self.check_finite(CHECKED_TENSORS[name], values_T, self.mask_T)
+        return self._change({name: values_T})
 
     def sum_by_sequence(self, values_T: Tensor) -> Tensor:
         return sum_by_segment(values_T, self.sequence_T, self.sequence_count)
@@ -247,7 +268,21 @@ def pack(rows: Sequence[BatchRow]) -> Batch:
         stale_T=torch.tensor(stale, dtype=torch.bool) if any(stale) else None,
         rollout_weight_S=_pack_rollout_weights(rows),
         images=images,
+        experts_TX=_pack_experts(rows),
     )
+
+
+def _pack_experts(rows: Sequence[BatchRow]) -> Tensor | None:
+    width = max((len(row.experts) // len(row.ids) for row in rows), default=0)
+    if not width:
+        return None
+    experts_TX = torch.full((sum(len(row.ids) for row in rows), width), -1, dtype=torch.int16)
+    start = 0
+    for row in rows:
+        if row.experts:
+            experts_TX[start : start + len(row.ids)] = torch.frombuffer(row.experts, dtype=torch.int16).view(-1, width)
+        start += len(row.ids)
+    return experts_TX
 
 
 def _pack_rollout_weights(rows: Sequence[BatchRow]) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 
@@ -15,7 +15,7 @@ from trainer.algorithms.named_algorithms import overlong_penalty
 from trainer.algorithms.packing import check_rollouts_finite
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.token_weights import TokenWeightFn, compute_token_weights, weigh_all_turns
-from trainer.ledger import Author, Ledger, MediaSpan
+from trainer.ledger import Author, Experts, Ledger, MediaSpan, no_experts
 from trainer.reward.scorer import ScoredGroup, ScoredRollout
 from trainer.rollout.rollout import Rollout
 
@@ -39,6 +39,8 @@ class TrainSequence:
     """The tokens that were sampled by older weights than those being trained; empty if there are none."""
     media_spans: Sequence[MediaSpan] = ()
     """Where images stand among the ids, as wide as the model sees them."""
+    experts: Experts = field(default_factory=no_experts)
+    """The experts that the engine sent each token to, one token after the other; empty if it did not tell them."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ def _build_sequences(
                 turns[start:stop],
                 _stale_tokens(ledger, version),
                 ledger.media_spans,
+                ledger.experts,
             )
 
 

@@ -19,7 +19,7 @@ from gateway.types import ToolSpec
 from trainer.data.dataset import RowSource, open_rows
 from trainer.data.row_media import Row, RowMedia
 from trainer.data.tasks import MAX_ROW_ERRORS, LazyTasks
-from trainer.ledger import BRANCH, Author, Ledger, Message
+from trainer.ledger import BRANCH, OFFERED, Author, Ledger, Message
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import BaseRolloutSettings
 from trainer.rollout.task import Task
@@ -243,12 +243,16 @@ def _read_tools(value: Any, report: Report) -> tuple[tuple[ToolSpec, ...] | None
     if not isinstance(listed, list) or len(functions) != len(listed) or not all(f.get("name") for f in functions):
         report("tools", "are no schemas of tools", 'write [{"type": "function", "function": {"name": ...}}], or names')
         return None, None
+    return _read_schemas(functions), None
+
+
+def _read_schemas(schemas: Sequence[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
     empty = {"type": "object", "properties": {}}
-    specs = [
+    functions = [schema.get("function", schema) for schema in schemas]
+    return tuple(
         ToolSpec(f["name"], f.get("description") or "", f.get("parameters") or f.get("inputSchema") or empty)
         for f in functions
-    ]
-    return tuple(specs), None
+    )
 
 
 def _parse(text: str) -> Any:
@@ -323,6 +327,7 @@ def _task_from_ledger(rollout: Rollout, ledger: Ledger, location: str) -> TraceT
                 recorded.append(entry.ids if index in turns else ())
             rest.append({**message, WEIGHT: 0} if is_turn and entry.author is not Author.POLICY else message)
     columns = {"kind": rollout.kind} if rollout.kind else {}
+    offered = entries[0].info.get(OFFERED)
     return TraceTask(
         rollout.task,
         entries[0].messages,
@@ -330,6 +335,7 @@ def _task_from_ledger(rollout: Rollout, ledger: Ledger, location: str) -> TraceT
         columns=columns,
         location=location,
         rest=tuple(rest),
+        tools=None if offered is None else _read_schemas(offered),
         recorded=tuple(recorded),
     )
 

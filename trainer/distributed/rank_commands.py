@@ -38,7 +38,9 @@ from trainer.policy.memory_plan import is_out_of_memory
 
 BOOLEANS = "B"
 COLUMNS = {"ids": "i", "mask": BOOLEANS, "engine_logprobs": "d", "weights": "d", "turns": "i", "stale": BOOLEANS}
-"""The lists of a sequence that have a value for each token, with their type; all ranks have machines of one kind."""
+NUMBERS = "h"
+COLUMNS |= {"experts": NUMBERS}
+"""The lists of a sequence that have values for each token, with their type; all ranks have machines of one kind."""
 HEADER_BYTES = 8
 """The length of the header comes first."""
 
@@ -101,12 +103,12 @@ def _write_column(batch: TrainBatch, name: str, kind: str) -> bytes:
     return b"".join(array(kind, getattr(sequence, name)).tobytes() for sequence in batch.sequences)
 
 
-def _read_column(content: memoryview, kind: str, lengths: Sequence[int]) -> Iterator[list[Any]]:
-    """The list of each sequence."""
+def _read_column(content: memoryview, kind: str, lengths: Sequence[int]) -> Iterator[Sequence[Any]]:
+    """The list of each sequence; experts, of which a token has hundreds, stay packed."""
     end = 0
     for length in lengths:
         values = array(kind, content[end : (end := end + length * array(kind).itemsize)].tobytes())
-        yield list(map(bool, values)) if kind == BOOLEANS else values.tolist()
+        yield list(map(bool, values)) if kind == BOOLEANS else values if kind == NUMBERS else values.tolist()
 
 
 def _sequence_header(sequence: TrainSequence, images: Sequence[Image]) -> dict[str, Any]:

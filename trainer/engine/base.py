@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
 from gateway.types import Image
-from trainer.ledger import VersionRuns
+from trainer.ledger import Experts, VersionRuns
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,8 @@ class Sampling:
     """Ids that are never sampled, such as an image placeholder, for which the policy has no image."""
     seed: int | None = None
     """The same ids, weights and seed give the same generation, whatever else is in the batch."""
+    experts_from: int | None = None
+    """The first id whose experts are wanted, from an engine that tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Generation:
     """The versions that sampled the first ids, if weights changed during the generation."""
     prompt_tokens: int | None = None
     """Prompt tokens as the engine counts them, with images expanded."""
+    experts: Experts | None = None
+    """The experts of each token from `experts_from` on, but of the last."""
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -80,6 +84,8 @@ class Capabilities:
     """The longest sequence in tokens; 0 if unlimited."""
     notes: tuple[str, ...] = ()
     """Surprises for the operator; printed and recorded with the run."""
+    tells_experts: bool = False
+    """Generations have the experts that their tokens were sent to, where these are asked for."""
     takes_adapters: bool = False
     """It has the model, and of weights with LoRA adapters takes these alone."""
 

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import embedding
 
+from trainer.policy.prefix_forest import number_in_pre_order
+
 BLOCK = 128
 """Nodes of a block of the mask: blocks that nothing is seen in are skipped, those that all is seen in have no mask."""
 SHORTEST = 1024
@@ -84,28 +86,17 @@ def _list_blocks(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
     return count_Q[None, None].contiguous(), index_QK[None, None].contiguous()
 
 
-def number_in_pre_order(parents: Sequence[int], device: torch.device) -> PreOrder:
-    """Numbers nodes so that descendants follow without a gap; a parent stands before its children in `parents`."""
-    sizes, depths = [1] * len(parents), [0] * len(parents)
-    for node in range(len(parents) - 1, -1, -1):
-        if parents[node] >= 0:
-            sizes[parents[node]] += sizes[node]
-    free, next_root, places = [0] * len(parents), 0, [0] * len(parents)
-    for node, parent in enumerate(parents):
-        if parent < 0:
-            place, next_root = next_root, next_root + sizes[node]
-        else:
-            place, depths[node] = free[parent], depths[parent] + 1
-            free[parent] += sizes[node]
-        places[node], free[node] = place, place + 1
+def arrange_in_pre_order(parents: Sequence[int], depth_U: Tensor) -> PreOrder:
+    """The nodes so that descendants follow without a gap; a parent stands before its children in `parents`."""
+    device = depth_U.device
+    place_U, size_U = (torch.tensor(values, device=device) for values in number_in_pre_order(parents))
     length = ladder_length(len(parents))
-    place_U = torch.tensor(places, device=device)
     node_L = torch.zeros(length, dtype=torch.long, device=device)
     node_L[place_U] = torch.arange(len(parents), device=device)
     end_L = torch.arange(1, length + 1, device=device)
-    end_L[place_U] = place_U + torch.tensor(sizes, device=device)
+    end_L[place_U] = place_U + size_U
     depth_L = torch.zeros_like(end_L)
-    depth_L[place_U] = torch.tensor(depths, device=device)
+    depth_L[place_U] = depth_U
     return PreOrder(node_L, place_U, end_L, depth_L)
 
 

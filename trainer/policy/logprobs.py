@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from trainer.policy.prefix_forest import (
 )
 from trainer.policy.settings import PolicyError
 from trainer.vision.image_processor import ImageProcessor, PreparedImage
+
+if TYPE_CHECKING:
+    from trainer.policy.router_replay import RouterReplay
 
 
 def language_model_of(model: PreTrainedModel) -> Any:
@@ -139,20 +142,33 @@ class PassPlan:
     index_K: Tensor
     """The node of each, as an index into these."""
     ids_K: Tensor
+    experts_UX: Tensor | None = None
+    """The experts that the engine sent each node to."""
 
     @classmethod
-    def make(cls, ids_T: Tensor, sequence_T: Tensor, selected_T: Tensor, one_kernel: bool) -> PassPlan:
+    def make(
+        cls,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        one_kernel: bool,
+        experts_TX: Tensor | None = None,
+    ) -> PassPlan:
         ids_T, sequence_T, selected_T = ids_T.cpu(), sequence_T.cpu(), selected_T.cpu()
         forest = build_forest(ids_T, sequence_T, one_kernel)
         token_K = (selected_T & (token_positions(sequence_T) > 0)).nonzero()[:, 0]
         node_N, index_K = torch.unique(forest.node_T[token_K - 1], return_inverse=True)
         order_K = index_K.argsort(stable=True)
         token_K = token_K[order_K]
-        return cls(forest, node_N, token_K, index_K[order_K], ids_T[token_K])
+        experts_UX = None if experts_TX is None else _first_of_nodes(experts_TX, forest.node_T, len(forest.ids_U))
+        return cls(forest, node_N, token_K, index_K[order_K], ids_T[token_K], experts_UX)
 
     def to(self, device: torch.device) -> PassPlan:
-        tensors = (values.to(device) for values in (self.node_N, self.token_K, self.index_K, self.ids_K))
-        return PassPlan(self.forest.to(device), *tensors)
+        node_N, token_K, index_K, ids_K = (
+            values.to(device) for values in (self.node_N, self.token_K, self.index_K, self.ids_K)
+        )
+        experts_UX = None if self.experts_UX is None else self.experts_UX.to(device)
+        return PassPlan(self.forest.to(device), node_N, token_K, index_K, ids_K, experts_UX)
 
 
 class LogprobSource(Protocol):
@@ -188,6 +204,7 @@ class LogprobReader:
     ) -> None:
         self.model, self.chunk, self.dtype, self._image_processor = model, chunk, dtype, image_processor
         self._language_model = language_model_of(model)
+        self._router_replay: RouterReplay | None = None
         original_attention = self._language_model.config._attn_implementation
         if original_attention == ATTENTION_NAME:  # Of another reader of this model.
             original_attention = "eager"
@@ -230,11 +247,14 @@ class LogprobReader:
             return ""
         return f"common prefixes are not shared for {config.model_type}, which makes training slower: {problem}"
 
-    def plan(self, ids_T: Tensor, sequence_T: Tensor, selected_T: Tensor) -> PassPlan | None:
+    def plan(
+        self, ids_T: Tensor, sequence_T: Tensor, selected_T: Tensor, experts_TX: Tensor | None = None
+    ) -> PassPlan | None:
         """Prepares a pass, if possible in a thread while another is made; None where each sequence is run alone."""
         if self.fallback_reason:
             return None
-        return PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel).to(device_of(self.model))
+        plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, experts_TX)
+        return plan.to(device_of(self.model))
 
     def compute_batch_logprobs(
         self,
@@ -266,7 +286,7 @@ class LogprobReader:
     def compute_hidden_states(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> HiddenStates:
         base = self.model.base_model
         if plan := self.plan(ids_T, sequence_T, torch.zeros_like(sequence_T, dtype=torch.bool)):
-            return self._run_pass(self._run_forest, ids_T, sequence_T, plan.forest, images)
+            return self._run_pass(self._run_forest, ids_T, sequence_T, plan, images)
         rows = self._split_rows(ids_T, sequence_T, images)
         parts = [base(**inputs, use_cache=False).last_hidden_state[0] for _, inputs in rows]
         return HiddenStates(torch.cat(parts), torch.arange(len(ids_T), device=ids_T.device))
@@ -292,10 +312,14 @@ class LogprobReader:
         for span in _sequence_spans(sequence_T):
             yield span, vision.build_row_inputs(ids_T[span]) if vision else {"input_ids": ids_T[None, span]}
 
-    def _run_forest(
-        self, ids_T: Tensor, sequence_T: Tensor, forest: PrefixForest, images: Sequence[Image]
-    ) -> HiddenStates:
-        vision = self._prepare_vision(images)
+    def _run_forest(self, ids_T: Tensor, sequence_T: Tensor, plan: PassPlan, images: Sequence[Image]) -> HiddenStates:
+        vision, forest = self._prepare_vision(images), plan.forest
+        if plan.experts_UX is not None and self._router_replay is None:
+            from trainer.policy.router_replay import RouterReplay
+
+            self._router_replay = RouterReplay(self.model)
+        if self._router_replay is not None:  # Until the next pass: with gradient checkpointing, layers run again.
+            self._router_replay.experts_UX = plan.experts_UX
         if vision:
             positions_3U = torch.zeros(3, len(forest.ids_U), dtype=torch.long, device=ids_T.device)
             positions_3U[:, forest.node_T] = vision.compute_positions(ids_T, sequence_T)
@@ -311,7 +335,7 @@ class LogprobReader:
         self, ids_T: Tensor, sequence_T: Tensor, plan: PassPlan, temperature: float, images: Sequence[Image] = ()
     ) -> Logprobs:
         """Tokens that follow the same node share one distribution, which is computed once."""
-        hidden = self._run_forest(ids_T, sequence_T, plan.forest, images)
+        hidden = self._run_forest(ids_T, sequence_T, plan, images)
         if not len(plan.token_K):  # Nothing is selected, but a backward pass can still be made.
             zeros_T = torch.zeros_like(sequence_T, dtype=torch.float32)
             return Logprobs(zeros_T + 0 * hidden.states_UD.float().sum(), zeros_T)
@@ -337,6 +361,16 @@ class LogprobReader:
                 parts.append(_select_logprobs(logits_LV, position_K - 1, ids_T[span][position_K], temperature))
                 selected.append(position_K + span.start)
         return _scatter(torch.cat(selected) if selected else ids_T[:0], parts, sequence_T)
+
+
+def _first_of_nodes(values_TX: Tensor, node_T: Tensor, nodes: int) -> Tensor:
+    """For each node, the values of the first token that is it and has any; siblings share a prefix's."""
+    values_UX = values_TX.new_full((nodes, values_TX.shape[1]), -1)
+    known_T = (values_TX >= 0).any(1).nonzero()[:, 0]
+    first_U = torch.full((nodes,), len(values_TX)).scatter_reduce_(0, node_T[known_T], known_T, "amin")
+    is_known_U = first_U < len(values_TX)
+    values_UX[is_known_U] = values_TX[first_U[is_known_U]]
+    return values_UX
 
 
 def _select_logprobs(logits_CV: Tensor, index_K: Tensor, ids_K: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from gateway.types import Image
 from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
-from trainer.policy.critic import Critic
 from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource, PassPlan, language_model_of
 from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
@@ -41,6 +40,9 @@ from trainer.policy.shards import (
 )
 from trainer.pretrained import ModelCodeError
 from trainer.vision.image_processor import ImageProcessor
+
+if TYPE_CHECKING:
+    from trainer.policy.critic import Critic
 
 
 def to_checkpoint_tensors(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -89,6 +91,8 @@ class Policy:
         self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
 
     def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
+        from trainer.policy.critic import Critic
+
         return Critic(copy.deepcopy(self.model), settings, self.settings, dtype, self.image_processor)
 
     def _compile_layers(self) -> None:

@@ -83,20 +83,13 @@ class _BlockBuilder:
     parents: list[int]
     """Each node's parent as an index into `nodes`; -1 for a root."""
     index_of: dict[int, int] = field(default_factory=dict)
-    depth: int = 0
-    """Length of the longest row."""
 
     @property
     def is_path(self) -> bool:
         """Whether the block is a single row, which several sequences may share."""
         return self.parents == list(range(-1, len(self.parents) - 1))
 
-    @property
-    def parents_or_self(self) -> list[int]:
-        return [index if parent < 0 else parent for index, parent in enumerate(self.parents)]
-
     def add(self, row: Sequence[int]) -> None:
-        self.depth = max(self.depth, len(row))
         last = -1
         for node in row:
             if node not in self.index_of:
@@ -137,9 +130,9 @@ def build_forest(ids_T: Tensor, sequence_T: Tensor, one_kernel: bool = False) ->
     device = ids_T.device
     first_U, depth_U, node_T = (torch.tensor(values, device=device) for values in (first_tokens, depths, node_by_token))
     if one_kernel:
-        from trainer.policy.flex_forest import number_in_pre_order
+        from trainer.policy.flex_forest import arrange_in_pre_order
 
-        pre_order = number_in_pre_order(parents, device)
+        pre_order = arrange_in_pre_order(parents, depth_U)
         return PrefixForest(ids_T[first_U], depth_U, node_T, pre_order.place_U, pre_order=pre_order)
     blocks, outputs = _arrange_blocks(list(_group_rows(rows)), len(first_tokens))
     output_U = torch.tensor(outputs, device=device)
@@ -198,13 +191,27 @@ def _pad_blocks(batch: Sequence[_BlockBuilder]) -> AttentionBlocks:
     node_BM = torch.tensor([block.nodes + [0] * (size - len(block.nodes)) for block in batch])
     if batch[0].is_path:
         return AttentionBlocks(node_BM, None)
-    parent_BM = torch.tensor([block.parents_or_self + list(range(len(block.nodes), size)) for block in batch])
-    visible_BMM = torch.eye(size, dtype=torch.bool).repeat(len(batch), 1, 1)
-    ancestor_BM = parent_BM
-    for _ in range(max(block.depth for block in batch)):
-        visible_BMM.scatter_(2, ancestor_BM[:, :, None], True)
-        ancestor_BM = parent_BM.gather(1, ancestor_BM)
-    return AttentionBlocks(node_BM, visible_BMM)
+    # In pre-order a node's descendants follow it without a gap. Padding sees itself.
+    numbered = [number_in_pre_order(block.parents + [-1] * (size - len(block.nodes))) for block in batch]
+    place_BM, sizes_BM = (torch.tensor([each[index] for each in numbered]) for index in (0, 1))
+    query_BMM, first_BMM = place_BM[:, :, None], place_BM[:, None]
+    return AttentionBlocks(node_BM, (first_BMM <= query_BMM) & (query_BMM < first_BMM + sizes_BM[:, None]))
+
+
+def number_in_pre_order(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Each node's place in pre-order, and how many nodes it and its descendants are; parents stand before children."""
+    sizes, free, places, next_root = [1] * len(parents), [0] * len(parents), [0] * len(parents), 0
+    for node in range(len(parents) - 1, -1, -1):
+        if parents[node] >= 0:
+            sizes[parents[node]] += sizes[node]
+    for node, parent in enumerate(parents):
+        if parent < 0:
+            place, next_root = next_root, next_root + sizes[node]
+        else:
+            place = free[parent]
+            free[parent] += sizes[node]
+        places[node], free[node] = place, place + 1
+    return places, sizes
 
 
 ATTENTION_NAME = "forest"

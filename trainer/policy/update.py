@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate, islice, pairwise
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from trainer.algorithms.packing import Batch, BatchRow
 from trainer.algorithms.settings import AlgorithmSettings, Estimator
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.engine.torch.threads import choose_threads, use_threads
-from trainer.policy.critic import Critic
 from trainer.policy.logprobs import LogprobSource, PassPlan
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
 from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
@@ -28,6 +27,9 @@ from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
 from trainer.policy.settings import PolicyError
+
+if TYPE_CHECKING:
+    from trainer.policy.critic import Critic
 
 
 @torch.no_grad()
@@ -38,7 +40,7 @@ def compute_reference_kl(
     kl = [0.0] * len(train_batch.rewards)
     for sequences, batch in _iterate_batches(train_batch, policy):
         reference_T = recompute_logprobs(batch, reference, temperature)
-        kl_T = estimate_kl(batch.engine_logprobs_T, replace(batch, ref_logprobs_T=reference_T), estimator)
+        kl_T = estimate_kl(batch.engine_logprobs_T, batch.with_ref_logprobs(reference_T), estimator)
         for index, value in zip(sequences, batch.sum_by_sequence(kl_T).tolist(), strict=bool(sequences)):
             kl[train_batch.sequences[index].rollout_index] += value
     return policy.ranks.add(kl)
@@ -59,10 +61,12 @@ def compute_critic_values(train_batch: TrainBatch, policy: Policy, critic: Criti
 
 
 @torch.no_grad()
-def recompute_logprobs(batch: Batch, source: LogprobSource, temperature: float) -> torch.Tensor:
+def recompute_logprobs(
+    batch: Batch, source: LogprobSource, temperature: float, plan: PassPlan | None = None
+) -> torch.Tensor:
     """Computes the logprobs of the trained tokens under the reference, or under the policy before the step."""
     inputs = batch.ids_T, batch.sequence_T, batch.trained_T
-    return source.compute_batch_logprobs(*inputs, temperature, batch.images).logprobs_T
+    return source.compute_batch_logprobs(*inputs, temperature, batch.images, plan).logprobs_T
 
 
 def _iterate_batches(train_batch: TrainBatch, policy: Policy) -> Iterator[tuple[Sequence[int], Batch]]:
@@ -84,6 +88,7 @@ def _row_without_advantages(sequence: TrainSequence, group: int) -> BatchRow:
         sequence.weights,
         group,
         media_spans=sequence.media_spans,
+        experts=sequence.experts,
     )
 
 
@@ -294,11 +299,14 @@ class PolicyUpdater:
             self._tokens += shares.costs[self._ranks.share]
         micro_batches = []
         for number, dealt in enumerate(dealt_batches):
+            if (experts_TX := dealt.batch.experts_TX) is not None:
+                known_T = (experts_TX >= 0).any(-1)
+                step_means.add({"mismatch/replayed": float(known_T.float().mean())}, len(known_T))
             batch = dealt.batch.to(self._policy.device)
             if self._reference and not self._algorithm.kl.in_reward:
                 self._ranks.report(f"pass {number + 1} of the reference")
                 reference_T = recompute_logprobs(batch, self._reference, self._temperature)
-                batch = replace(batch, ref_logprobs_T=reference_T)
+                batch = batch.with_ref_logprobs(reference_T)
             returns_T = None
             if returns:
                 targets = [value for index in dealt.indexes for value in returns[index]] or [0.0] * len(batch.ids_T)
@@ -342,7 +350,8 @@ class PolicyUpdater:
         """Returns the micro-batch unchanged if all of its tokens are stale, unless other ranks wait for the pass."""
         if self._ranks.size == 1 and not self._proximal and not bool(micro_batch.batch.fresh_T.any()):
             return micro_batch
-        old_T = recompute_logprobs(micro_batch.batch, self._policy, self._temperature)
+        plan = self._plan(micro_batch.on_host)
+        old_T = recompute_logprobs(micro_batch.batch, self._policy, self._temperature, plan)
         return replace(micro_batch, batch=micro_batch.batch.with_old_logprobs(old_T, self._proximal))
 
     def _accumulate_gradient(
@@ -401,20 +410,25 @@ class PolicyUpdater:
 
     def _plan_ahead(self, minibatch: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, PassPlan | None]]:
         """Each micro-batch with the plan of its pass, which a thread makes during the pass before."""
-
-        def plan(batch: Batch) -> PassPlan | None:
-            return self._policy.logprob_reader.plan(batch.ids_T, batch.sequence_T, batch.trained_T)
-
         if len(minibatch) == 1:  # A thread cannot start where memory has run out, which is then not told.
-            yield minibatch[0], plan(minibatch[0].on_host)
+            yield minibatch[0], self._plan(minibatch[0].on_host)
             return
         with ThreadPoolExecutor(1, "plan") as thread:
-            ready = thread.submit(plan, minibatch[0].on_host).result()
+            ready = thread.submit(self._plan, minibatch[0].on_host).result()
             for micro_batch, following in pairwise(minibatch):
-                upcoming = thread.submit(plan, following.on_host)
+                upcoming = thread.submit(self._plan, following.on_host)
                 yield micro_batch, ready
                 ready = upcoming.result()
             yield minibatch[-1], ready
+
+    def _plan(self, batch: Batch) -> PassPlan | None:
+        reader = self._policy.logprob_reader
+        if batch.experts_TX is not None and (reader.fallback_reason or self._policy.settings.compile):
+            why = reader.fallback_reason or "compiled layers do not take them"
+            remedy = "start the server without `--enable-return-routed-experts`"
+            raise PolicyError(f"the engine's experts cannot be taken in training: {why}", remedy)
+        inputs = batch.ids_T, batch.sequence_T, batch.trained_T
+        return reader.plan(*inputs, batch.experts_TX)
 
     def _report_layers(self, tokens: int) -> AbstractContextManager[None]:
         """Reports the layers of a pass. Not where each sequence has a pass of its own, nor where ranks share weights,

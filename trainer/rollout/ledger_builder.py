@@ -103,6 +103,7 @@ def as_context(entry: Entry) -> Entry:
         version=None,
         earlier_versions=(),
         cached_tokens=0,
+        experts=None,
         finish_reason=None,
         calls=(),
         outcomes=(),
@@ -124,6 +125,7 @@ def make_policy_entry(
         version=generation.version,
         earlier_versions=generation.earlier_versions,
         cached_tokens=generation.cached_tokens,
+        experts=generation.experts,
         finish_reason=generation.finish_reason,
         calls=calls,
         info=info,
@@ -137,7 +139,8 @@ def _truncate(turn: Entry, count: int) -> Entry:
         versions = [version for version in turn.versions[:count] if version is not None]
         last, earlier = encode_version_runs(versions, last)
     ids, logprobs = turn.ids[:count], (turn.logprobs or ())[:count]
-    return replace(turn, ids=ids, logprobs=logprobs, version=last, earlier_versions=earlier, finish_reason=None)
+    kept = replace(turn, ids=ids, logprobs=logprobs, version=last, earlier_versions=earlier)
+    return replace(kept, experts=None, finish_reason=None)
 
 
 def _exclude(turn: Entry, spans: Sequence[tuple[int, int]]) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from gateway.session import AnyGateway, AnySession
 from gateway.session_protocols import Reward
 from gateway.types import EMPTY, Context, Outcome, ToolSpec
 from gateway.user_code import UserCode
-from trainer.engine.base import Engine, EngineError, Generation, Sampling
+from trainer.engine.base import Capabilities, Engine, EngineError, Generation, Sampling
 from trainer.ledger import BRANCH, Author, Entry, Ledger, Message
 from trainer.parse.base import MAX_PROBLEMS, Reply
 from trainer.rollout.ledger_builder import LedgerBuilder, as_context, make_policy_entry
@@ -103,6 +104,11 @@ log = logging.getLogger(__name__)
 Slot = AbstractAsyncContextManager[Any]
 
 
+def first_unrouted(ledger: Ledger, capabilities: Capabilities) -> int | None:
+    """The first token whose experts are to be told; none with images, whose tokens the engine alone counts."""
+    return ledger.routed_tokens if capabilities.tells_experts and not ledger.images else None
+
+
 def sum_rewards(rewards: Iterable[Reward], infos: dict[str, Any]) -> dict[str, float]:
     """The rewards by kind. What they count beside that goes into the rollout's infos."""
     sums: dict[str, float] = {}
@@ -162,6 +168,8 @@ class RolloutLoop:
         self.counts = {"turns": 0, "summaries": 0, "user_turns": 0, "calls": 0, "invalid": 0}
         self.spent_tokens = 0
         """Tokens that were sampled for the rollout in other chats, as by sub-agents."""
+        self.unsampled = sys.maxsize
+        """Tokens that may still be sampled in this chat, whatever its length is."""
         self.started = time.perf_counter()
         self.timing: dict[str, float] = {}
         self.timeline: list[Span] = []
@@ -241,7 +249,7 @@ class RolloutLoop:
                 self.ledger,
                 session,
                 Context(),
-                self._max_tokens,
+                lambda: self._max_tokens,
             )
             if truncated is not None:
                 raise truncated
@@ -275,7 +283,7 @@ class RolloutLoop:
     async def _generate_turn(self) -> tuple[Reply, bool, _Stop | None]:
         """The policy's next turn, whether it ended the turn itself, and the stop if the turn was truncated."""
         prompt_tokens = len(self.ledger.expanded)
-        limit = self._max_tokens - prompt_tokens
+        limit = min(self._max_tokens - prompt_tokens, self.unsampled)
         if limit <= 0:
             raise _Stop(StopReason.LENGTH_ROLLOUT, f"{prompt_tokens} tokens leave no room to generate")
         sampling = replace(
@@ -284,12 +292,14 @@ class RolloutLoop:
             stop_ids=(*self.runner.sampling.stop_ids, *self.template.stop_ids),
             banned_ids=(*self.runner.sampling.banned_ids, *self.template.banned_ids),
             seed=self._turn_seed(),
+            experts_from=first_unrouted(self.ledger, self.runner.engine.capabilities),
         )
         generation = await self._generate(sampling)
         if generation.prompt_tokens not in (None, prompt_tokens):
             reason = f"the engine read {generation.prompt_tokens} prompt tokens, but the ledger has {prompt_tokens}"
             raise _Stop(StopReason.MISALIGNED, f"{reason}, images included")
         self.observer.on_generation(self.key, generation, prompt_tokens)
+        self.unsampled -= len(generation.ids)
         self.counts["turns"] += 1
         self.counts["summaries"] += self.ignores_calls
         reply = self._record_turn(generation)

@@ -47,8 +47,12 @@ class Turn:
     ledger: Ledger
     session: AnySession
     context: Context
-    max_tokens: int = 0
-    """The most tokens that the ledger may have."""
+    get_max_tokens: Callable[[], int] = int
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that the ledger may have now; what sub-agents write while calls are made leaves fewer."""
+        return self.get_max_tokens()
 
 
 @dataclass(frozen=True, slots=True)

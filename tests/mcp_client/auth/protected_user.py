@@ -36,9 +36,9 @@ class User:
             settings["oauth"] = {"issuer": self.authorization.url, **oauth}
         self.file.write_text(json.dumps({"mcpServers": {"vault": {"url": self.server.url, **settings}}}))
 
-    async def log_in(self, timeout_s: float = 20) -> None:
+    async def log_in(self) -> None:
         entry = find_server("vault", self.file)
-        await login_server(entry, self.lines.append, open_browser=follow_redirects, timeout_s=timeout_s)
+        await login_server(entry, self.lines.append, open_browser=follow_redirects, timeout_s=20)
 
     async def log_out(self) -> None:
         await logout_server(find_server("vault", self.file), self.lines.append)

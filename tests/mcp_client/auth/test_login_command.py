@@ -10,6 +10,7 @@ from subprocess import STDOUT
 import anyio
 
 from tests.mcp_client.auth.protected_user import login_files, user_of_protected_server
+from tests.servers.forked_server import forked_command
 
 BROWSER = """
 import sys, urllib.request
@@ -22,8 +23,8 @@ async def run(folder: Path, *arguments: str) -> tuple[int, str]:
     browser = folder / "browser.py"
     browser.write_text(BROWSER)
     env = os.environ | {"BROWSER": f"{sys.executable} {browser} %s"}
-    command = [sys.executable, "-m", "gateway.cli", *arguments, "--mcp", str(folder / "mcp_servers.json")]
-    done = await anyio.run_process(command, check=False, stderr=STDOUT, env=env, cwd=folder)
+    command, words = forked_command("-m", "gateway.cli", *arguments, "--mcp", str(folder / "mcp_servers.json"))
+    done = await anyio.run_process([command, *words], check=False, stderr=STDOUT, env=env, cwd=folder)
     return done.returncode, done.stdout.decode()
 
 

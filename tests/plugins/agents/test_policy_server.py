@@ -213,12 +213,6 @@ async def test_address_and_key_for_external_programs_are_in_a_file_of_this_user_
     assert os.listdir(tmp_path) == []
 
 
-async def test_address_for_external_programs_is_printed_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    async with open_agents([], external=True) as harness:
-        url, key = harness.host.endpoint.url, harness.host.run_key
-        assert f"POST {url}/sessions with the key {key}" in capsys.readouterr().err
-
-
 async def test_program_that_waits_for_a_session_is_told_that_the_run_has_ended() -> None:
     statuses: list[int] = []
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from mtrl_plugins.agents.agent_session import SampledTokens
 from mtrl_plugins.agents.requests import PolicyProblem, PolicyRequest
 from mtrl_plugins.agents.responses_dialect import ResponsesEvents
 from mtrl_plugins.agents.turn_tree import message_key
-from tests.plugins.agents.agent_harness import call_text, open_agents
+from tests.plugins.agents.agent_harness import open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
 from tests.waiting import wait_until
 from trainer.rollout.admission import Admission
@@ -72,15 +71,3 @@ def test_response_that_fails_before_its_first_token_is_told_in_order() -> None:
     events = ResponsesEvents(request).fail(PolicyProblem("unavailable", "gone")).decode()
     names = [line[7:] for line in events.splitlines() if line.startswith("event: ")]
     assert names == ["response.created", "response.in_progress", "response.failed"]
-
-
-def test_tokens_of_a_turn_that_was_given_up_are_discarded() -> None:
-    sampled = SampledTokens()
-    sampled.discard(3)
-    assert (sampled.count, sampled.discarded) == (3, 3)
-
-
-async def test_broken_stop_lists_are_refused() -> None:
-    async with open_agents([call_text("add", "{}")]) as harness, harness.session() as agent:
-        for stop in (["x"] * 17, ["x" * 201]):
-            assert (await agent.post("/chat/completions", {"messages": [USER], "stop": stop})).status_code == 400

@@ -112,7 +112,7 @@ def join(events: Sequence[dict[str, Any]]) -> tuple[str, str, list[tuple[str, st
 
 
 @PATHS
-@pytest.mark.parametrize("count", [0, 1, 7, 30])
+@pytest.mark.parametrize("count", [1, 30])
 async def test_deltas_make_the_whole_answer(path: str, count: int) -> None:
     async with gated(count) as (_, agent, engine):
         engine.released.set()

@@ -317,19 +317,6 @@ def test_translating_any_values_never_fails(section: tuple[str, ...], servers: A
     translate_file(raw, Path("/srv/.vscode/mcp.json"))
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
-@given(JSON)
-def test_plain_json_is_read_unchanged(tmp_path_factory: Any, value: Any) -> None:
-    file = Path(tmp_path_factory.mktemp("plain")) / "a.json"
-    file.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
-    assert read_file(file) == value
-
-
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\r")))
 def test_comments_and_trailing_commas_are_blanked(tmp_path_factory: Any, text: str) -> None:
     quoted = json.dumps(text + "/*,]//")

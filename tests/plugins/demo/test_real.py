@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -21,6 +21,7 @@ from mtrl_plugins.demo.real.fetch_model import NAME, fetch_model
 from mtrl_plugins.demo.real.real_job import HELD_OUT_SEED, JOB, RealJob, Size, format_table, read_run_cost
 from mtrl_plugins.demo.real.word_problems import KINDS, WordProblem, draw_examples, draw_problems
 from tests.trainer.model_folders import save_tiny_model
+from tests.trainer.native_tools import native_tools
 from tests.trainer.policy_scripts import encode_turns, render_calls
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
@@ -59,17 +60,25 @@ def turns_of(problem: WordProblem) -> list[str]:
     return [*(render_calls((call.tool, dict(call.arguments))) for call in problem.calls), f"#### {problem.answer}"]
 
 
+@cache
+def problems_by_name() -> dict[str, WordProblem]:
+    splits: list[tuple[str, int, Split, int]] = [
+        ("train", 0, "train", 4096),
+        ("held_out", HELD_OUT_SEED, "held_out", 6),
+    ]
+    return {
+        f"{name}-{at}": problem
+        for name, seed, split, count in splits
+        for at, problem in enumerate(some(seed, split, count))
+    }
+
+
 class HalfOracle:
     """A policy that is right in some of its rollouts, and else answers at once."""
 
     def __init__(self, settings: BaseRolloutSettings, model: Path) -> None:
         self.template, self.turn = load_template(model, settings.template), dict[str, int]()
-        splits: list[tuple[str, int, Split]] = [("train", 0, "train"), ("held_out", HELD_OUT_SEED, "held_out")]
-        self.problems = {
-            f"{name}-{at}": problem
-            for name, seed, split in splits
-            for at, problem in enumerate(some(seed, split, 4096))
-        }
+        self.problems = problems_by_name()
 
     def __call__(self, ids: object, sampling: Sampling, key: str) -> Answer:
         at = self.turn[key] = self.turn.get(key, -1) + 1
@@ -87,6 +96,7 @@ def test_whole_job_in_small_makes_each_part_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     monkeypatch.setattr(trainer.train.job, "make_engine", make_engine)
+    monkeypatch.setitem(JOB, "tools", native_tools())
     model, console = save_tiny_model(tmp_path / "model"), Console(file=io.StringIO(), width=200)
     job = RealJob(tmp_path / "real", model, 0, SMALL, console)
     parts = anyio.run(job.run)

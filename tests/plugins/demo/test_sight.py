@@ -1,4 +1,4 @@
-"""The vision demo: its houses, its tools over real transports, and that a model learns to look."""
+"""The vision demo: its houses, its tools over real transports, and a run with its images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from random import Random
-from statistics import mean
 
 import anyio
 import pytest
@@ -35,27 +34,25 @@ from trainer.reward.functions import exact
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.settings import BaseRolloutSettings
 from trainer.setup import make_gateway
-from trainer.storage.run_files import METRICS_FILE, read_metrics
+from trainer.storage.rollout_file import Rollouts
 from trainer.template import Template
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 
+SEVENTHS = Path(__file__).parents[2] / "trainer" / "train" / "sevenths.py"
 TOOL_CONFIGS = str(Path(__file__).parents[3] / "tool_configs")
-SHORT = Recipe(demo="sight", skill_steps=260, habit_steps=30, kinds=(KIND,))
+SHORT = Recipe(demo="sight", skill_steps=100, habit_steps=0, kinds=(KIND,))
 JOB = {
     "model": "sight",
     "data": "sight",
     "tools": TOOL_CONFIGS,
-    "steps": 10,
-    "prompts": 8,
-    "n": 8,
-    "reward": {"components": {"exact": {"function": "exact"}}},
+    "steps": 1,
+    "prompts": 2,
+    "n": 4,
+    "reward": {"components": {"sevenths": {"function": f"{SEVENTHS}:sevenths"}}},
     "template": {"sanity": "ignore_strippable"},
     "limits": {"assistant_turns": 4, "tool_calls": 4, "turn_tokens": 40, "rollout_tokens": 240},
-    "algorithm": {"name": "dapo"},
-    "update": {"lr": 1e-3, "warmup_steps": 2, "lr_scheduler": "linear", "decay_steps": 10, "min_lr_ratio": 0.1},
-    "evaluation": {"every": 10, "rows": 40, "final_rows": 40},
-    "checkpoint": {"every": 9},
+    "evaluation": {"every": 0, "after": False},
     "record": True,
 }
 
@@ -73,7 +70,7 @@ async def gateway() -> AsyncIterator[AnyGateway]:
 
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, short, of a model that guesses."""
+    """A run of one step."""
     place = tmp_path_factory.mktemp("looked")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -122,14 +119,10 @@ def test_demo_model_and_tasks_must_match() -> None:
             TrainSettings.model_validate(wrong)
 
 
-def test_guessing_model_learns_to_look_and_answer_from_the_image(looked: Path, one_thread: None) -> None:
-    before, *steps = read_metrics(looked / METRICS_FILE)
-    # What is sampled of a guessing model depends on the processor: its warm start is not the same bits on each.
-    assert before["eval/greedy"] <= 0.35 and steps[0]["success/sampled"] <= 0.5
-    assert steps[-1]["eval/greedy"] >= 0.85
-    assert mean(step["success/sampled"] for step in steps[-3:]) >= 0.6
-    found = run_controls(looked, 40)
-    assert found["blank"] <= 0.35 and found["exchanged"] <= 0.35 and found["follows"] >= 0.85
+def test_controls_show_blank_and_exchanged_images(looked: Path, one_thread: None) -> None:
+    assert {name: 0 <= rate <= 1 for name, rate in run_controls(looked, 2).items()} == dict.fromkeys(
+        ("blank", "exchanged", "follows"), True
+    )
 
 
 def test_step_with_images_is_replayed_from_its_tape(looked: Path, run: RunCommand) -> None:
@@ -137,12 +130,13 @@ def test_step_with_images_is_replayed_from_its_tape(looked: Path, run: RunComman
     about = json.loads((looked / "run.json").read_text())
     about["settings"]["model"] = "sight"
     (looked / "run.json").write_text(json.dumps(about))
-    told = run("replay", looked, 10).output
-    assert "replayed 64 rollouts of step 10; 0 differ" in told and ", as recorded" in told
+    assert any(rollout.ledger.images for rollout in Rollouts(looked))
+    told = run("replay", looked, 1).output
+    assert "replayed 8 rollouts of step 1; 0 differ" in told and ", as recorded" in told
 
 
 def test_dry_run_reports_how_images_are_handled(looked: Path, run: RunCommand) -> None:
-    model = looked / "checkpoints/000010"
+    model = looked / "checkpoints/000001"
     told = run("--config", "sight", "--tools", TOOL_CONFIGS, "--model", model, "--dry-run", "-v").output
     assert "it reads images: those of tools are in its message" in told
     assert "it never samples <|image_pad|>, <|video_pad|>, <|vision_start|>, <|vision_end|>" in told

@@ -21,8 +21,7 @@ limits: {{turn_tokens: 8, rollout_tokens: 2000}}
 
 
 @pytest.mark.parametrize(
-    ("environment", "python"),
-    [("gymnasium:FrozenLake-v1", str(GYM_PYTHON)), ("textarena:Guess-v0", sys.executable)],
+    ("environment", "python"), [("gymnasium:FrozenLake-v1", str(GYM_PYTHON)), ("textarena:Guess-v0", sys.executable)]
 )
 def test_tape_is_replayed_with_nothing_installed(
     environment: str, python: str, model: Path, write: Write, monkeypatch: pytest.MonkeyPatch

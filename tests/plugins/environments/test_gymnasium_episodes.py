@@ -16,14 +16,7 @@ import pytest
 from gateway.errors import ConfigError
 from gateway.types import Image
 from mtrl_plugins.environments.host_process import stop_hosts
-from tests.plugins.environments.environment_runs import (
-    GYM_PYTHON,
-    act,
-    make_settings,
-    observations,
-    open_run,
-    rewards,
-)
+from tests.plugins.environments.environment_runs import GYM_PYTHON, act, make_settings, observations, open_run, rewards
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.setup import make_gateway
 

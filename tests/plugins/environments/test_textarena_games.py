@@ -54,10 +54,7 @@ async def test_games_that_draw_from_the_global_generator_are_the_same_at_once_an
     assert len({json.dumps(each) for each in texts}) > 4
 
 
-@pytest.mark.parametrize(
-    ("opponent", "move"),
-    [(["[4]", "[6]"], 4), ("textarena_opponents:bold", 3), ("random", 2)],
-)
+@pytest.mark.parametrize(("opponent", "move"), [(["[4]", "[6]"], 4), ("textarena_opponents:bold", 3), ("random", 2)])
 async def test_opponents_play_the_other_seats(opponent: Any, move: int, here: dict[str, Any]) -> None:
     async with open_run("textarena:Higher-v0", **here, opponent=opponent) as game:
         rollout = await game.run("[1]", "[0]")

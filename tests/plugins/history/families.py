@@ -54,7 +54,8 @@ async def play_family(
     **settings: Any,
 ) -> tuple[Rollout, ScriptedEngine]:
     """One rollout; the settings are those of `delegate`."""
-    player = DelegatePlayer(DelegateSettings(**settings), stepper or ToolsAndFeedback(), in_order=in_order)
+    stepper = stepper or ToolsAndFeedback()
+    player = DelegatePlayer(DelegateSettings(**settings), stepper, in_order=in_order)
     defaults = {"assistant_turns": 20, "tool_calls": 60, "rollout_tokens": 4000, "turn_tokens": 200}
     with anyio.fail_after(60):
         async with (
@@ -62,5 +63,5 @@ async def play_family(
             engine or ScriptedEngine(write_turns(parent, children)) as opened,
         ):
             chosen = RolloutLimits.model_validate(defaults | {**(limits or {})})
-            runner = player.wrap(RolloutRunner(opened, TEMPLATE, gateway, chosen))
+            runner = player.wrap(RolloutRunner(opened, TEMPLATE, gateway, chosen, stepper=stepper))
             return await runner.run(TASK, group="g"), opened

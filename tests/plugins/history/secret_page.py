@@ -47,13 +47,7 @@ def names_it(attempt: Any) -> float:
     return float(attempt.ended and attempt.answer.strip() == attempt.truth)
 
 
-def weigh_all_but_summaries(ledger: Ledger) -> list[float]:
-    """Masks the summary, which is the last turn of a rollout's first ledger."""
-    summary = ledger.turns[1] if len(ledger.turns) > 2 else None
-    return [float(entry.author is Author.POLICY and entry is not summary) for entry in ledger for _ in entry.ids]
-
-
-def build_model(folder: Path, steps: int = 250) -> None:
+def build_model(folder: Path, steps: int = 80) -> None:
     """A model that was shown the form: its summaries name anybody, and it answers with its summary's name."""
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)

@@ -31,14 +31,18 @@ from tests.plugins.history.long_chats import (
     texts,
 )
 from tests.trainer.policy_scripts import encode_turns, make_gateway, render_calls
+from trainer.data.traces import RunTraces, TraceOptions
 from trainer.engine.base import EngineError
 from trainer.engine.scripted import ScriptedEngine
 from trainer.ledger import Author, Ledger
 from trainer.replay_rollouts import RecordedPolicy
 from trainer.reward.attempt import Attempt, own_ledgers
+from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutSettings
 from trainer.rollout.steppers import ToolsAndFeedback, find_failed_tools
+from trainer.rollout.trace_player import play_trace
+from trainer.storage.rollout_file import RolloutWriter
 from trainer.train.settings import TrainSettings
 from trainer.view.branches import name_branches
 
@@ -225,18 +229,59 @@ async def test_sub_agent_has_the_tools_that_it_may_use_and_no_sub_agents() -> No
     assert [list(entry.outcomes) for entry in parent if entry.outcomes] == [["ok"], ["ok", "ok"]]
 
 
-async def test_sub_agent_shortens_its_own_chat() -> None:
-    pages = [render_calls(("read", {"page": page, "words": 60})) for page in range(8)]
-    history: Any = Compaction(HistorySettings(request=REQUEST, at=0.5), ToolsAndFeedback())
-    inner = write_turns([delegate("All.")], {1: pages})
+def summarise(parent: Sequence[str], children: Mapping[int, Sequence[str]], at: float = 0.5) -> Mapping[str, Any]:
+    """How a family plays that summarises when it is asked to."""
+    inner = write_turns(parent, children)
 
     def write(ids: Sequence[int], sampling: Any, key: str) -> Any:
         is_asked = REQUEST in TEMPLATE.tokenizer.decode(ids)[-120:]
-        return encode_turns(TEMPLATE, "So far.")[0] if is_asked else inner(ids, sampling, key)
+        return encode_turns(TEMPLATE, "So far. " * 8)[0] if is_asked else inner(ids, sampling, key)
 
-    rollout, _ = await play_family((), {}, engine=ScriptedEngine(write), stepper=history, tokens=700, turns=20)
+    history: Any = Compaction(HistorySettings(request=REQUEST, at=at), ToolsAndFeedback())
+    return {"engine": ScriptedEngine(write), "stepper": history}
+
+
+async def test_sub_agent_shortens_its_own_chat_which_counts_for_the_rollout() -> None:
+    pages = [render_calls(("read", {"page": page, "words": 60})) for page in range(8)]
+    rollout, _ = await play_family((), {}, **summarise([delegate("All.")], {1: pages}), tokens=700, turns=20)
     assert rollout.stop is StopReason.DONE, rollout.reason
     assert name_branches(rollout)[:2] == ("sub-agent 1", "after summary 1") and len(rollout.ledgers) > 2
+    summaries = sum("after summary" in name for name in name_branches(rollout))
+    assert rollout.infos["history"]["summaries"] == summaries
+
+
+async def test_summaries_of_a_sub_agent_are_within_its_share_of_tokens() -> None:
+    pages = [render_calls(("read", {"page": page, "words": 150})) for page in range(60)]
+    limits = {"rollout_tokens": 1100, "turn_tokens": 90, "assistant_turns": 60}
+    play = summarise([delegate("All.")], {1: pages})
+    rollout, _ = await play_family((), {}, **play, limits=limits, tokens=900, turns=60)
+    share = limits["rollout_tokens"] - sum(len(entry.ids) for entry in rollout.ledgers[0].entries[:2]) - 2 * 90
+    assert rollout.infos["history"]["summaries"] > 2
+    assert rollout.infos["delegate"]["tokens"] == share, "it ends when its share is used up"
+
+
+async def test_chat_is_shortened_by_what_sub_agents_left_of_the_rollouts_tokens() -> None:
+    pages = [render_calls(("read", {"page": page, "words": 60})) for page in range(20)]
+    play = summarise([*pages[:3], delegate("All."), "word " * 15 + pages[3]], {1: pages}, at=0.9)
+    limits = {"rollout_tokens": 1500, "turn_tokens": 120}
+    rollout, _ = await play_family((), {}, **play, limits=limits, turns=20)
+    assert rollout.stop is StopReason.DONE, rollout.reason
+    assert rollout.infos["history"]["summaries"] > 0
+
+
+async def test_traces_of_a_family_offer_the_tools_that_each_chat_had(tmp_path: Path) -> None:
+    async def secret() -> str:
+        """Tells it."""
+        return "42"
+
+    rollout, _ = await play_family([delegate("One."), PAGE], {1: [PAGE]}, read, secret, tools=("read",))
+    with RolloutWriter(tmp_path) as writer:
+        writer.add(rollout)
+    async with make_gateway(read, secret) as gateway:
+        runner = RolloutRunner(ScriptedEngine(write_turns((), {})), TEMPLATE, gateway)
+        traces: Any = RunTraces(tmp_path, TraceOptions())
+        played = [await play_trace(runner, trace) for trace in traces]
+    assert [each.ledger.ids for each in played] == [each.ids for each in rollout.ledgers]
 
 
 def read_settings(**values: Any) -> RolloutSettings:

@@ -56,13 +56,10 @@ async def test_the_judges_score_is_the_reward_and_the_key_comes_from_the_environ
     "response",
     [
         Response("busy", 503),
-        Response("no", 401),
         Response(b"{", 200),
         completion("I would rather not say."),
         completion('{"score": "high"}'),
-        completion('{"score": 7}'),
         completion('{"score": NaN}'),
-        completion(None),
     ],
 )
 async def test_a_judge_that_gives_no_score_leaves_the_rollout_out(endpoint: ChatServer, response: Response) -> None:
@@ -142,10 +139,8 @@ def test_a_hostile_verdict_is_none(text: str) -> None:
     ("args", "words"),
     [
         ({"model": "m"}, "base_url: Field required"),
-        ({"base_url": "file:///etc", "model": "m"}, "base_url"),
         ({"base_url": "http://h", "model": "m", "promt": "x"}, "promt"),
         ({"base_url": "http://h", "model": "m", "key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE is not set"),
-        ({"base_url": "http://h", "model": "m", "prompt_file": "none.txt"}, "none.txt"),
         ({"base_url": "http://h", "model": "m", "cache": "/proc/none"}, "cannot be kept"),
     ],
 )

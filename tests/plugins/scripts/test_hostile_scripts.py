@@ -95,18 +95,14 @@ def test_script_reaches_no_network(read_script: ReadScript) -> None:
 
 HANGING = {
     "an endless loop": "while :; do :; done",
-    "a loop of sleeps": "until false; do sleep 60; done",
     "a trapped signal": "trap '' TERM INT HUP QUIT; while :; do :; done",
     "a fork bomb": "b() { b | b & }; b; while :; do :; done",
-    "many children": "for i in {1..10000}; do (while :; do :; done) & done; wait",
     "background children": "(trap '' TERM; while :; do :; done) & disown; exit",
     "endless output": "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done",
-    "endless errors": "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx >&2; done",
     "endless records": "while :; do printf 'x%.0s' {1..1000} >&200; done",
     "a full disk": "for i in {1..100000}; do printf 'x%.0s' {1..100000} > file$i; done; while :; do :; done",
     "much memory": "x=x; while :; do x=$x$x; done",
     "endless recursion": "f() { f; }; f",
-    "a read": "read -r x < /dev/zero; read -r x",
 }
 
 

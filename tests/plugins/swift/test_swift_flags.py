@@ -222,12 +222,6 @@ def test_launcher_and_environment_give_the_number_of_processes(write: Write) -> 
     assert make_script_settings(exported).prompts == 2
 
 
-def test_trackers_that_are_left_out_are_told() -> None:
-    translation = translate_flags("--report_to", "swanlab", "wandb")
-    assert translation.settings["report"] == ["wandb"]
-    assert "SwanLab and other trackers are left out" in format_report(translation)
-
-
 def test_one_flag_is_missing_without_data_or_steps(write: Write) -> None:
     write("other.txt", "")
     for words, field in ((["--dataset", "org/rows"], "max_steps"), (["--dataset", "org/rows#100"], "dataset")):

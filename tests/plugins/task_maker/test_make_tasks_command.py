@@ -37,9 +37,7 @@ def test_command_writes_tasks_and_prints_a_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--server", "shelvs"), "there is no server 'shelvs'"),
         (("--server", "shelves", "--levels", "one"), "--levels"),
-        (("--server", "shelves", "--tool", "find"), "no tool 'find'"),
         (("--server", "shelves", "--state", "other"), "no state 'other' remedy: give the server a folder of them"),
         (("--server", "shelves", "--n", "0"), "--n"),
     ],

@@ -34,7 +34,9 @@ def train(model: Path, **kwargs: Any) -> tuple[GRPO, TrainOutput]:
     return trainer, trainer.train()
 
 
-def test_a_run_trains_the_model_and_says_where_everything_is(model: Path, run: RunCommand) -> None:
+def test_a_run_trains_a_model_that_can_be_saved_and_says_where_everything_is(
+    model: Path, run: RunCommand, tmp_path: Path
+) -> None:
     trainer, output = train(model, args={"max_steps": 2, "learning_rate": 1e-3})
     assert output.global_step == 2 and output.folder == Path("run")
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
@@ -46,6 +48,13 @@ def test_a_run_trains_the_model_and_says_where_everything_is(model: Path, run: R
     settings = load_run_settings(output.folder)
     assert settings.objects == ("train_dataset", "reward_funcs.by_length", "tools.price")
     assert "by_length" in run("show", "run", "0").output
+    for command in (("eval", "run"), ("--resume", "--out", "run")):
+        assert "in the script that made it" in run(*command, code=2).output
+    folder = trainer.save_model(tmp_path / "saved")
+    AutoModelForCausalLM.from_pretrained(folder)
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    assert not {"optimizer.pt", "state.json"} & {file.name for file in folder.iterdir()}
+    assert (output.policy / "optimizer.pt").exists()
 
 
 def test_a_run_is_resumed_by_the_script_that_made_it(model: Path) -> None:
@@ -58,25 +67,10 @@ def test_a_run_is_resumed_by_the_script_that_made_it(model: Path) -> None:
     assert output.global_step == 2 and output.metrics["step"] == 2
 
 
-def test_a_run_with_python_objects_is_refused_by_the_command_line(model: Path, run: RunCommand) -> None:
-    train(model)
-    for command in (("eval", "run"), ("--resume", "--out", "run")):
-        assert "in the script that made it" in run(*command, code=2).output
-
-
 async def test_training_works_where_an_event_loop_is_running(model: Path) -> None:
     asyncio.get_running_loop()
     _, output = train(model)
     assert output.global_step == 1
-
-
-def test_the_trained_model_is_saved_for_from_pretrained(model: Path, tmp_path: Path) -> None:
-    trainer, output = train(model)
-    folder = trainer.save_model(tmp_path / "saved")
-    AutoModelForCausalLM.from_pretrained(folder)
-    assert AutoTokenizer.from_pretrained(folder).chat_template
-    assert not {"optimizer.pt", "state.json"} & {file.name for file in folder.iterdir()}
-    assert (output.policy / "optimizer.pt").exists()
 
 
 def test_the_policy_is_evaluated_on_the_rows_for_evaluation(model: Path) -> None:

@@ -25,11 +25,7 @@ async def run_with_trouble(trouble: str, **options: Any) -> Rollout:
 
 @pytest.mark.parametrize(
     ("trouble", "reason"),
-    [
-        ("raise", "InfraError: the database is down"),
-        ("bug", "turn: KeyError: 'a bug'"),
-        ("die", "ended (exit code 3)"),
-    ],
+    [("raise", "InfraError: the database is down"), ("bug", "turn: KeyError: 'a bug'"), ("die", "ended (exit code 3)")],
 )
 async def test_what_fails_in_the_environment_is_a_failure_of_infrastructure(trouble: str, reason: str) -> None:
     rollout = await run_with_trouble(trouble)

@@ -12,7 +12,7 @@ import yaml
 from gateway.errors import ConfigError
 from mtrl_plugins.scripts.translate import Translation, format_report, format_run_file, translate
 from mtrl_plugins.verl.conversions import VERL_TABLE
-from mtrl_plugins.verl.read_config import read_command, read_keys
+from mtrl_plugins.verl.read_config import read_keys
 from trainer.train.settings import TrainSettings
 
 MINIMAL = (
@@ -289,21 +289,3 @@ def test_run_file_names_sources_and_is_read_back() -> None:
     text = format_run_file(translation)
     assert yaml.safe_load(text.replace("1e-06", "1.0e-06")) == translation.settings
     assert "prompts: 1024  # data.train_batch_size" in text
-
-
-def test_report_has_every_key() -> None:
-    words = (f"{ROLLOUT}.multi_turn.max_parallel_calls=2", "ray_kwargs.ray_init.num_cpus=4", "trainer.critic_warmup=0")
-    translation = translate_words(*words)
-    expected = format_report(translation)
-    for word in (*MINIMAL, *words):
-        assert word.partition("=")[0] in expected
-    for title in ("Same meaning", "Different meaning, and why", "Supported with this value only", "Ignored"):
-        assert title in expected
-    assert "further calls of a turn are answered with an error" in expected
-
-
-def test_complete_command_is_translated() -> None:
-    translation = translate(
-        read_command(["python3", "-m", "verl.trainer.main_ppo", *MINIMAL, "data.train_batch_size=512"]), VERL_TABLE
-    )
-    assert translation.settings["prompts"] == 512

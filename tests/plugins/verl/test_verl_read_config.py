@@ -142,9 +142,7 @@ def test_config_with_defaults_references_and_overrides(write: Write) -> None:
     assert settings["data"] == settings["evaluation"]["data"] == "rows.parquet"
 
 
-def test_complete_config_with_old_spellings_and_relative_references(
-    write: Write,
-) -> None:
+def test_complete_config_with_old_spellings_and_relative_references(write: Write) -> None:
     write(
         "mine.yaml",
         """

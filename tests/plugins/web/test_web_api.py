@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,7 +115,7 @@ def test_search_finds_text_of_messages_and_calls(url: str) -> None:
 
 @pytest.mark.parametrize(
     "params",
-    ["sort=reward;drop", "step=x", "success=maybe", "least=much", "offset=-1", f"offset={2**63}", f"step=0-{10**30}"],
+    ["sort=reward;drop", "step=x", "success=maybe", "least=much", "offset=-1", f"step=0-{10**30}"],
 )
 def test_invalid_parameter_is_refused_with_message(url: str, params: str) -> None:
     code, said = get_error(f"{url}/rollouts?{params}")
@@ -213,15 +212,6 @@ def test_read_only_run_is_not_written_to(tmp_path: Path, monkeypatch: pytest.Mon
     run = index_run(name_runs([live])[0])
     assert run.index.count == 16
     assert sorted(file.name for file in live.iterdir()) == before
-
-
-def test_invalid_index_file_is_rebuilt(tmp_path: Path) -> None:
-    live = write_sample_run(tmp_path / "live", steps=1)
-    (live / "rollouts.jsonl.index").write_bytes(b"no database" * 100)
-    assert index_run(name_runs([live])[0]).index.count == 16
-    with sqlite3.connect(live / "rollouts.jsonl.index") as kept:
-        assert kept.execute("SELECT COUNT(*) FROM rollouts").fetchone() == (16,)
-    kept.close()
 
 
 def test_damaged_rollout_is_listed_as_damaged(tmp_path: Path) -> None:

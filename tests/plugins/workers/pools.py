@@ -48,8 +48,6 @@ class GatedEngine(ScriptedEngine):
         super().__init__(self._script)
         self._template = make_template(HERMES)
         self.gate = anyio.Event()
-        self.own_gates: dict[str, anyio.Event] = {}
-        """By task, of those that do not wait at the common one."""
         self.at_gate: Counter[str] = Counter()
         """How many requests wait, by task."""
 
@@ -58,7 +56,7 @@ class GatedEngine(ScriptedEngine):
             task = key.split("/")[1]
             self.at_gate[task] += 1
             try:
-                await self.own_gates.get(task, self.gate).wait()
+                await self.gate.wait()
             finally:
                 self.at_gate[task] -= 1
         return await super().generate(ids, sampling, key=key, **more)

@@ -99,14 +99,12 @@ def test_request_keeps_sampling_and_images() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"ids": "plain:AAA"},
         {"ids": "plain:AAAA"},
         {"ids": "deflate:AAAA"},
         {"ids": pack_array((1,) * 99, "i")},
         {"ids": [1]},
         {"ids": pack_plain((99, 100), "i")},
         {"ids": "plain://///w=="},
-        {"sampling": [1]},
         {"sampling": ["x"] * 9},
         {"images": [["0" * 64, "image/png"]]},
     ],

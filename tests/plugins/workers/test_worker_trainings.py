@@ -23,7 +23,7 @@ from tests.trainer.train.jobs import small_job
 from trainer.cli import app
 from trainer.storage.rollout_file import Rollouts
 
-STEPS = 16
+STEPS = 12
 TOOLS = """
 tools:
   - {class_name: mtrl_plugins.demo.facts.lookup.LookUp, pure: true}

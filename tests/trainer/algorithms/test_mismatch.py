@@ -11,7 +11,6 @@ import torch
 from tests.trainer.algorithms import reference_loops
 from tests.trainer.algorithms.reference_loops import ListBatch
 from trainer.algorithms.loss import StepTotals, compute_importance_weights, compute_loss, measure_mismatch
-from trainer.algorithms.packing import BatchRow
 from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
 
 
@@ -65,19 +64,6 @@ def test_ratios_out_of_bounds_are_rejected(level: str) -> None:
                 assert next(weights) == float(inside)
                 kept, rejected = kept + inside, rejected + (token in of_sequence and not inside)
     assert kept and rejected
-
-
-def test_token_weights_correct_the_expectation() -> None:
-    """Weighted samples of the engine have the expectation under the trainer's policy."""
-    engine = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    trainer = torch.tensor([0.4, 0.2, 0.4], dtype=torch.float64)
-    example = reference_loops.make_batch(0, sequences=1)
-    example.rows = [BatchRow("t/0", [7, 0, 1, 2], [False, True, True, True], [0.0, *engine.log().tolist()],
-                          [0.0, 5.0, -1.0, 2.0], [0.0, 1.0, 1.0, 1.0])]  # fmt: skip
-    example.old = example.new = example.ref = [[0.0, *trainer.log().tolist()]]
-    weights = compute_importance_weights(example.batch(), MismatchSettings(truncate="token", cap=10.0))[1:]
-    values = torch.tensor([5.0, -1.0, 2.0], dtype=torch.float64)
-    assert float((engine * weights * values).sum()) == pytest.approx(float((trainer * values).sum()), rel=1e-5)
 
 
 def test_loss_is_weighted_by_token_and_reported() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tests.trainer.algorithms import reference_loops
 from trainer.algorithms.loss import StepTotals, aggregate_loss, compute_loss
-from trainer.algorithms.packing import BatchRow, NotFiniteError, pack
+from trainer.algorithms.packing import Batch, BatchRow, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 
 ONE = BatchRow("q/0", [1, 1, 2], [False, False, True], [0.0, 0.0, -0.4], [0.0, 0.0, 0.7], [0.0, 0.0, 1.0])
@@ -84,3 +84,14 @@ def test_loss_that_overflows_names_its_rollout() -> None:
             StepTotals.from_batches([batch]),
             AlgorithmSettings(name="rloo", kl=KLSettings()),
         )
+
+
+def test_copies_of_a_batch_check_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = pack([BatchRow("a", [5, 6], [False, True], [0.0, -1.0], [0.0, 1.0], [0.0, 1.0])])
+    checked: list[str] = []
+    monkeypatch.setattr(Batch, "check_finite", lambda self, what, *_: checked.append(what))
+    moved = batch.to("cpu").with_old_logprobs(torch.zeros(2)).with_ref_logprobs(torch.zeros(2))
+    assert checked == ["an old logprob of", "a reference logprob of"], "each check makes Python wait for a GPU"
+    assert moved.ref_logprobs_T is not None and batch.ref_logprobs_T is None
+    with pytest.raises(ValueError, match="2 tokens with ref_logprobs_T of shape"):
+        batch.with_ref_logprobs(torch.zeros(3))

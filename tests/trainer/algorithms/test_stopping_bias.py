@@ -72,45 +72,14 @@ def sigmoid(logit: float) -> float:
     return 1 / (1 + exp(-logit))
 
 
-def centre_by_index(rewards_K: Tensor, sequence_K: Tensor, group_S: Tensor) -> Tensor:
-    """The common mistake: subtracts the others' rewards turn by turn, and then sums over later turns."""
-    rewards, sequence = rewards_K.tolist(), sequence_K.tolist()
-    turn = [sequence[:k].count(owner) for k, owner in enumerate(sequence)]
-    centred = []
-    for k, reward in enumerate(rewards):
-        others = [other for j, other in enumerate(rewards) if turn[j] == turn[k] and sequence[j] != sequence[k]]
-        centred.append(reward - (sum(others) / len(others) if others else 0.0))
-    to_go = [
-        sum(centred[j] for j in range(len(rewards)) if sequence[j] == sequence[k] and j >= k)
-        for k in range(len(rewards))
-    ]
-    return torch.tensor(to_go, dtype=torch.float64)
-
-
 EQUAL = Toy(stop=1.0, middle=0.5, good=0.5, bad=0.5)
 TOYS = [EQUAL, Toy(0.6, 0.5, 1.0, 0.0), Toy(0.0, 0.3, -0.2, 0.4), Toy(1.0, 0.0, 1.0, 0.0)]
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("toy", TOYS)
 def test_turn_credit_estimates_the_true_gradient(toy: Toy, size: int) -> None:
     assert toy.expected(turn_credit, size) == pytest.approx(toy.gradient(), abs=1e-12)
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_equal_arms_have_no_gradient_but_centring_by_index_rewards_stopping(size: int) -> None:
-    assert EQUAL.gradient() == pytest.approx([0.0, 0.0])
-    assert EQUAL.expected(turn_credit, size) == pytest.approx([0.0, 0.0], abs=1e-12)
-    assert EQUAL.expected(centre_by_index, size)[0] < -0.01
-
-
-@pytest.mark.parametrize("toy", [EQUAL, Toy(0.6, 0.5, 1.0, 0.4)])
-def test_bias_of_centring_by_index_in_closed_form(toy: Toy) -> None:
-    go, size = sigmoid(GO), 6
-    last = sigmoid(CHOICE) * toy.good + (1 - sigmoid(CHOICE)) * toy.bad
-    has_others = 1 - (1 - go) ** (size - 1)  # Otherwise no sibling has the turn, and nothing is subtracted.
-    bias = go * (1 - go) * last * has_others
-    assert toy.expected(centre_by_index, size)[0] - toy.gradient()[0] == pytest.approx(-bias, abs=1e-12)
 
 
 def through_train_batch(rewards_K: Tensor, sequence_K: Tensor, group_S: Tensor) -> Tensor:
@@ -124,16 +93,10 @@ def through_train_batch(rewards_K: Tensor, sequence_K: Tensor, group_S: Tensor) 
     return torch.tensor([advantage for row in result.rows for advantage in row.advantages[1:]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("toy", TOYS)
 def test_advantages_of_scored_groups_estimate_the_true_gradient(toy: Toy, size: int) -> None:
     assert toy.expected(through_train_batch, size) == pytest.approx(toy.gradient(), abs=1e-12)
-
-
-def test_centring_by_index_drifts_towards_stopping() -> None:
-    drift = sum(EQUAL.expected(centre_by_index, 3)[0] for _ in range(10))
-    assert drift < -0.5
-    assert abs(sum(EQUAL.expected(turn_credit, 3)[0] for _ in range(10))) < 1e-9
 
 
 @pytest.mark.parametrize("toy", TOYS)

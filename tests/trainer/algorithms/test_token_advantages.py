@@ -26,6 +26,12 @@ from trainer.reward.scorer import ScoredGroup
 
 KINDS = ["outcome", "discounted", "scores", "turns", "gae"]
 STEPS = st.lists(groups(), min_size=1, max_size=4)
+every_kind_and_name = pytest.mark.parametrize(
+    ("kind", "name"),
+    [("outcome", name) for name in sorted(ALGORITHMS)]
+    + [(kind, name) for kind in KINDS[1:] for name in ("grpo", "reinforce_pp")],
+)
+"""Only whitening, which one algorithm does, comes after the credit."""
 
 
 def make_settings(kind: str = "outcome", name: str = "grpo", **more: object) -> AlgorithmSettings:
@@ -47,8 +53,7 @@ def compute(step: list[ScoredGroup], settings: AlgorithmSettings) -> TokenAdvant
     return compute_token_advantages(batch, settings, values=critic_values(batch))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@every_kind_and_name
 @given(step=STEPS)
 @hypothesis(max_examples=12, deadline=None)
 def test_tokens_of_other_authors_have_no_advantage(kind: str, name: str, step: list[ScoredGroup]) -> None:
@@ -70,8 +75,7 @@ def test_outcome_credit_is_the_group_advantage(name: str, step: list[ScoredGroup
         assert (row.name, row.group) == (sequence.name, batch.groups[sequence.rollout_index])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"])
+@every_kind_and_name
 @given(step=STEPS, seed=st.integers(0, 9))
 @hypothesis(max_examples=12, deadline=None)
 def test_order_of_groups_does_not_change_rows(kind: str, name: str, step: list[ScoredGroup], seed: int) -> None:

@@ -109,7 +109,8 @@ def test_checkpoint_of_three_ranks_and_of_one_resume_with_any_number(saved: Save
             again, _ = train(None, saved.model, kind, tmp_path / kind, range(0))
             differences = [float((again.weights[name] - value).abs().max()) for name, value in trained.weights.items()]
             assert max(differences) == 0
-        refuse_bad_checkpoints(channel, saved, tmp_path)
+        if size == 2:
+            refuse_bad_checkpoints(channel, saved, tmp_path)
 
 
 def refuse_bad_checkpoints(channel: LeaderChannel, saved: Saved, folder: Path) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
@@ -34,32 +33,27 @@ def test_rank_that_cannot_reach_rank_0_says_so_itself(
     assert "2 ranks could not connect at 127.0.0.1:9" in told and "remedy: start all of them" in told
 
 
-def signal_rank_under_torchrun(
-    folder: Path, rank: int, number: signal.Signals, **settings: Any
-) -> tuple[psutil.Process, str, str]:
-    """Signals a rank of a job of two; returns it, the one line that says why the job ended, and the whole output."""
-    write_config(engine="torch", prompts=2, n=3, record=False, steps=10_000, **settings)
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer.cli")
-    metrics = folder / "runs/a/metrics.jsonl"
-    with run_process(folder, *launcher, "--config", "run.yaml", "--out", "runs/a") as process:
-        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
-        (signalled,) = (
-            child for child in psutil.Process(process.pid).children() if child.environ().get("RANK") == str(rank)
-        )
-        os.kill(signalled.pid, number)
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 1 and "--resume" in output, output
-    reasons = [line for line in output.splitlines() if line.startswith("mtrl-train: ")]
-    assert len(reasons) == 1, output
-    return signalled, reasons[0], output
-
-
-def test_stopped_rank_0_under_torchrun_is_named_by_another_rank_and_the_job_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stopped_rank_0_of_a_launcher_is_named_by_another_rank_and_the_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_tcp_port: int
 ) -> None:
+    """Ranks that are forked with torchrun's variables: under torchrun itself, test_lost_node.py."""
     monkeypatch.chdir(tmp_path)
     limits = {"timeout_s": SILENT_S}
-    stopped, reason, output = signal_rank_under_torchrun(tmp_path, 0, signal.SIGSTOP, distributed=limits)
-    assert reason.startswith("mtrl-train: rank 0 (") and f"process {stopped.pid})" in reason
-    assert f"has shown no sign of life for {SILENT_S:.0f} s" in reason and "continue with --resume" in output
-    assert not stopped.is_running(), "the launcher kills it"
+    write_config(engine="torch", prompts=2, n=3, record=False, steps=10_000, distributed=limits)
+    metrics, ranks = tmp_path / "runs/a/metrics.jsonl", []
+    with ExitStack() as stack:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(free_tcp_port))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        for rank in ("0", "1"):
+            monkeypatch.setenv("RANK", rank)
+            monkeypatch.setenv("LOCAL_RANK", rank)
+            words = ("-m", "trainer.cli", "--config", "run.yaml", "--out", "runs/a")
+            ranks.append(stack.enter_context(run_process(tmp_path, *words)))
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, ranks[0])
+        os.kill(ranks[0].pid, signal.SIGSTOP)
+        output, _ = ranks[1].communicate(timeout=TIMEOUT_S)
+    assert ranks[1].returncode == 1 and "continue with --resume" in output, output
+    (reason,) = (line for line in output.splitlines() if line.startswith("mtrl-train: "))
+    assert reason.startswith("mtrl-train: rank 0 (") and f"process {ranks[0].pid})" in reason
+    assert f"has shown no sign of life for {SILENT_S:.0f} s" in reason

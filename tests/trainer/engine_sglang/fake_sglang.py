@@ -54,6 +54,8 @@ class Fake:
     lacks: frozenset[str] = frozenset()
     deaf: bool = False
     """Says that it takes weights, and takes none."""
+    greedy: bool = False
+    """Takes the likeliest id, whatever the temperature is."""
     original: bool = False
     """Tells logprobs of temperature 1."""
     sees: tuple[int, ...] = ()
@@ -216,6 +218,8 @@ class Fake:
             "output_top_logprobs": tops,
             "input_token_logprobs": read if body.get("logprob_start_len") == 0 else [],
         }
+        if self.info.get("speculative_algorithm"):
+            meta |= {"spec_num_proposed_drafts": 4, "spec_num_correct_drafts": 3}
         if self.spans:
             meta["weight_versions"] = answer_spans(versions or [self.version])
             meta["weight_version"] = meta["weight_versions"][-1]["version"]
@@ -237,7 +241,7 @@ class Fake:
         for place, bias in params.get("logit_bias", {}).items():
             logits[int(place)] += bias
         told = (logits if self.original else logits / (params["temperature"] or 1.0)).log_softmax(-1)
-        token = int(logits.argmax()) if not params["temperature"] else self._draw(told)
+        token = int(logits.argmax()) if self.greedy or not params["temperature"] else self._draw(told)
         top = [[float(value), int(place), None] for value, place in zip(*told.topk(2), strict=True)]  # type: ignore[misc]
         return token, float(told[token]), top
 

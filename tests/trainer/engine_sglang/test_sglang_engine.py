@@ -151,6 +151,9 @@ async def test_answer_with_other_ids_is_an_error(changed: dict[str, object], pro
         (Fake("0.5.6"), r"0\.5\.6 at .* is too old: use one of 0\.5\.9 to 0\.5\.23"),
         (Fake(lacks=frozenset({"/pause_generation"})), "has no /pause_generation"),
         (Fake(info={"dp_size": 2}), "start a server for each replica"),
+        (Fake(info={"disaggregation_mode": "decode"}), "only does decode"),
+        (Fake(info={"speculative_accept_threshold_acc": 0.0}), "would not have sampled"),
+        (Fake(info={"speculative_algorithm": "NGRAM"}, greedy=True), "NGRAM takes the likeliest id"),
     ],
 )
 async def test_unusable_server_is_reported_with_a_remedy(fake: Fake, problem: str) -> None:

@@ -209,3 +209,29 @@ async def test_server_restarted_while_memory_is_released_is_not_asked_to_resume(
             replica.released = []  # As when it is us who start it.
         await engine.publish(new, 2)
         assert (await engine.generate(IDS, Sampling(max_tokens=3))).version == 2
+
+
+async def test_draft_model_is_left_as_it_is_and_what_it_proposes_is_counted(tmp_path: Path) -> None:
+    fake, new = Fake(info={"speculative_algorithm": "EAGLE", "enable_deterministic_inference": True}), weights(1)
+    async with opened(fake, finds=reads(new)) as engine:
+        await engine.publish(new, 1)
+        await engine.generate(IDS, Sampling(max_tokens=4))
+        assert engine.counters["drafts/proposed"] == 4 and engine.counters["drafts/correct"] == 3
+        assert any("samples without seeds" in note for note in engine.capabilities.notes)
+    for path in ("/begin_weight_update", "/update_weights_from_tensor"):
+        assert [body.get("selector") for body in fake.bodies(path)] == ["target"]
+    async with serving(fake) as urls, SGLangEngine(urls, DiskSync(tmp_path)) as engine:
+        with pytest.raises(EngineError, match="into its draft model, too: use `serving"):
+            await engine.publish(new, 2)
+
+
+async def test_whole_weights_are_published_to_a_quantised_server_only_if_it_quantises_them() -> None:
+    fake, new = Fake(info={"quantization": "fp8"}), weights(1)
+    async with opened(fake) as engine:
+        assert (await engine.generate(IDS, Sampling(max_tokens=1))).ids, "it may be evaluated"
+        with pytest.raises(EngineError, match="has weights in fp8"):
+            await engine.publish(new, 1)
+        assert not fake.bodies("/update_weights_from_tensor")
+    fake.info["load_format"] = "flash_rl"
+    async with opened(fake, finds=reads(new)) as engine:
+        await engine.publish(new, 1)

@@ -64,11 +64,9 @@ async def test_blocking_async_function_does_not_block_the_run(write: Write, rele
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return 1 / 0", "raised ZeroDivisionError: division by zero ("),
         ("import sys; sys.exit(3)", "raised SystemExit: 3"),
         ("raise TimeoutError('mine')", "raised TimeoutError: mine"),
         ("import asyncio; raise asyncio.CancelledError", "raised CancelledError"),
-        ("return 'much'", "returned 'much'"),
         ("return score(attempt)", "returned <coroutine"),
     ],
 )

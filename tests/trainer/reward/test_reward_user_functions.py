@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import anyio
@@ -41,13 +39,9 @@ def indices(group: ScoredGroup) -> list[int]:
         ("raise ValueError('x' * 9999)", "raised ValueError: xxx"),
         ("return None", "returned None"),
         ("return float('nan')", "returned nan"),
-        ("return float('-inf')", "returned -inf"),
-        ("return '1.0'", "returned '1.0'"),
         ("return 10**400", "returned 1000"),
         ("return 10**9999", "returned a int"),
         ("return -1e300", "returned -1e+300"),
-        ("return [1.0]", "returned [1.0]"),
-        ("return 1j", "returned 1j"),
         ("return (one for one in [1.0])", "returned <generator"),
         ("return type('NoRepr', (), {'__repr__': lambda self: 1 / 0})()", "returned a NoRepr"),
     ],
@@ -150,7 +144,6 @@ def score(attempt, scale):
     ("component", "message"),
     [
         ({"function": "score"}, "(?s)unknown reward function 'score'.*use one of answer, .*`rewards.py:score`"),
-        ({"function": "nowhere.py:score"}, "no such file"),
         ({"function": "no_such_module:score"}, "no module"),
         ({"function": "my_rewards.py:scor"}, "(?s)has no 'scor'.*did you mean 'score'"),
         (
@@ -159,36 +152,16 @@ def score(attempt, scale):
         ),
         ({"function": "my_rewards.py:number"}, "is a int, not a function"),
         (COMPONENT, r"(?s)takes \(attempt, scale\): missing a required argument: 'scale'.*remedy: define it as"),
-        (COMPONENT | {"args": {"scal": 1}}, r"(?s)missing a required argument.*def score\(attempt, scal\)"),
         (
             RIGHT | {"args": {"strict": True}},
             "(?s)unexpected keyword argument 'strict'.*remedy: its arguments are: method",
         ),
-        ({"function": "outcome", "args": {"a": 1}}, "(?s)unexpected keyword argument 'a'.*its arguments are: method"),
         (RIGHT | {"batched": True}, "(?s)scores one attempt.*leave it out"),
         (RIGHT | {"args": {"method": "loose"}}, "(?s)components.mine.args.method: .*'strict' or 'flexible'"),
         ({"function": "efficiency", "args": {"per_call": -1.0}}, "args.per_call: .*greater than or equal to 0"),
-        ({"function": "efficiency", "args": {"per_call": "much"}}, "args.per_call: .*valid number"),
     ],
 )
 def test_invalid_component_is_rejected_before_the_run(write: Write, component: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         Scorer(reward_settings(mine=component), write(SOURCE))
     assert "remedy:" in str(caught.value) and "reward.components.mine." in str(caught.value)
-
-
-def test_process_exits_while_a_reward_function_hangs(write: Write) -> None:
-    folder = write("import time\ndef score(attempt):\n    time.sleep(300)\n")
-    script = (
-        "import sys, anyio\nfrom pathlib import Path\n"
-        "from gateway.process_exit import exit_despite_threads\n"
-        "from tests.trainer.reward.attempts import answer_group, score_group\n"
-        "async def main():\n"
-        "    mine = {'function': 'my_rewards.py:score', 'timeout_s': 0.1}\n"
-        f"    print((await score_group(Path({str(folder)!r}), answer_group('what'), mine=mine)).failed[0].reason)\n"
-        "def command():\n    anyio.run(main)\n    sys.exit(3)\nwith exit_despite_threads():\n    command()\n"
-    )
-    started = time.monotonic()
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
-    assert result.returncode == 3 and "returned nothing within 0.1 s" in result.stdout
-    assert time.monotonic() - started < 60

@@ -55,12 +55,12 @@ def check_account(run: Path) -> None:
     assert sum(line["tokens/trained"] for line in lines) > 0
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "one_step_off", "asynchronous"])
+@pytest.mark.parametrize("mode", ["synchronous", "one_step_off"])
 async def test_agent_trains_in_every_mode_and_each_token_is_accounted_for(
     mode: str, tools: str, tmp_path: Path, one_thread: None
 ) -> None:
     run = tmp_path / "run"
-    await train(agent_job(tools, mode, max_staleness=2), run, string_console())
+    await train(agent_job(tools, mode), run, string_console())
     check_account(run)
     rollouts = list(Rollouts(run))
     assert all(rollout.stop == "done" or rollout.rewards for rollout in rollouts)
@@ -69,9 +69,8 @@ async def test_agent_trains_in_every_mode_and_each_token_is_accounted_for(
     ]
     assert all(entry.author is Author.TASK for entry in copies)
     assert any(rollout.earlier for rollout in rollouts)
-    if mode != "asynchronous":
-        console = string_console()
-        assert await replay_step(run, STEPS, console), console.file.getvalue()  # type: ignore[attr-defined]
+    console = string_console()
+    assert await replay_step(run, STEPS, console), console.file.getvalue()  # type: ignore[attr-defined]
 
 
 async def test_resumed_training_of_an_agent_goes_on_as_if_never_stopped(

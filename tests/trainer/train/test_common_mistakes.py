@@ -88,20 +88,10 @@ MISTAKES: Mapping[str, Mistake] = {
     "a misspelt inner key": in_file(
         "update.lora.rnk: unknown key", "did you mean `rank`?", update={"lora": {"rnk": 3}}
     ),
-    "a key of a list": in_file(
-        "curriculum.stages[0].tols: unknown key", "did you mean `tools`?", curriculum={"stages": [{"tols": ["add"]}]}
-    ),
-    "a key of a component": in_file(
-        "reward.components.a.wight: unknown key",
-        "did you mean `weight`?",
-        reward={"components": {"a": {"function": "answer", "wight": 2}}},
-    ),
     "a component's name": in_file(
         "'is right' is not a name that can be used here", reward={"components": {"is right": {"function": "answer"}}}
     ),
     "lora at the top": in_file("you probably mean `update.lora`", lora={"rank": 8}),
-    "TRL's learning rate": in_file("you probably mean `update.lr`", learning_rate=1e-5),
-    "turns by verl's name": in_file("you probably mean `limits.assistant_turns`", max_turns=4),
     "a reporter without a list": in_file("report: expected a list", "write `report: [...]`", report="wandb"),
     "no rollouts": in_file("n: expected greater than 0, found 0", "leave it out: it is then 8", n=0),
     "a group of one": in_file("n is 1", "nothing would be learned", "set `n: 8`", n=1),
@@ -128,7 +118,6 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     # Models.
     "peft's adapters": in_file("has only adapters (peft)", "Qwen/Qwen3-0.6B", "merge_and_unload", model="adapters"),
-    "a folder with GGUF": in_file("weights in GGUF", "*.safetensors", model="gguf"),
     "a GGUF file": in_file("weights in GGUF", "*.safetensors", model="gguf/model.Q4_K_M.gguf"),
     # Data.
     "columns named input and output": in_file(
@@ -159,33 +148,23 @@ MISTAKES: Mapping[str, Mistake] = {
         "function: odd_tools:silent", "no docstring and no type hint of `text`", "give the entry a `description`"
     ),
     "a generator function": offered("function: odd_tools:stream", "is a generator function", "return a list"),
-    "an async generator": offered("function: odd_tools:flow", "is a generator function", "return a list"),
     "a misspelt execute": offered(
         f"class_name: odd_tools.Excutes, config: {{}}, {SCHEMA}", "has no `execute`", "did you mean it by `excute`?"
     ),
     "a class that is no tool": offered(
         f"class_name: odd_tools.Plain, config: {{}}, {SCHEMA}", "has no `execute`", "`gateway.native.base:BaseTool`"
     ),
-    "a class that takes no config": offered(
-        f"class_name: odd_tools.Bare, config: {{}}, {SCHEMA}", "takes no arguments", "`gateway.native.base:BaseTool`"
-    ),
     # The command line.
     "a run file that is not there": typed("--config nosuch", "name a YAML file, or one of agent, default, gsm8k"),
     "rows without a model": typed("--data rows.jsonl", "words of its own tasks, not those of `data`", "name a `model`"),
     "an engine that is none": typed("--engine vllm", "mtrl-train: --engine: should be auto, torch, "),
-    "no steps": typed("--steps 0", "mtrl-train: --steps: expected greater than 0, found 0"),
     "tools that are not there": typed("--tools nowhere", "nowhere: there is no such folder"),
     "servers as tools": typed("--tools servers.json", "is a file of MCP servers, not of tools", "name it with --mcp"),
     "a run file as tools": typed("--tools job.yaml", "is a run file, not a file of tools", "`mtrl-train --config`"),
     "a run file as servers": typed("--mcp job.yaml", "job.yaml: is a run file, not a file of MCP servers"),
     "tools as servers": typed("--mcp tools.yaml", "is a file of tools, not of MCP servers", "name it with --tools"),
     "a run file as verl's": typed("translate job.yaml", "job.yaml: is a run file of mtrl already"),
-    "a run file to translate": typed("--verl-config job.yaml", "nothing to translate", "mtrl-train --config job.yaml"),
     "no run to resume": typed("--resume", "runs: there is no run to resume", "name its folder with --out"),
-    "another run to resume": typed("--resume --out nowhere", "nowhere: not a training run"),
-    "another run to evaluate": typed("eval nowhere", "nowhere: not a training run"),
-    "another run to plot": typed("plot nowhere", "name the folder of a training run"),
-    "another run to show": typed("show nowhere 0", "name the folder of a run"),
     "another run to replay": typed("replay nowhere 2", "nowhere: not a training run"),
 }
 

@@ -170,14 +170,3 @@ def test_killed_asynchronous_run_counts_nothing_twice(tools: str, tmp_path: Path
     asked = tasks_by_group(run)
     assert len(Rollouts(run)) == len({(one.group, one.index) for one in Rollouts(run)}) == len(asked) * N
     assert Counter(asked.values()) == expected_draws(settings, len(asked))
-
-
-@pytest.mark.parametrize("step", [1, 4])
-async def test_step_with_several_policy_versions_is_replayed(
-    step: int, off: Path, flow: Path, one_thread: None
-) -> None:
-    for run in (off, flow):
-        console = string_console()
-        assert await replay_step(run, step, console), console.file.getvalue()  # type: ignore[attr-defined]
-        output = console.file.getvalue()  # type: ignore[attr-defined]
-        assert f"{PROMPTS * N} rollouts of step {step}; 0 differ" in output

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.train.jobs import demo_model
-from tests.trainer.train.test_agent_training import AGENT, STEPS, agent_job, tools
+from tests.trainer.train.test_agent_training import AGENT, STEPS, agent_job, check_account, tools
 from tests.trainer.train.test_modes import read_lines, string_console
 from trainer.collect_rollouts import collect_rollouts
 from trainer.replay_rollouts import replay_rollouts
@@ -47,6 +47,7 @@ async def test_steps_of_an_asynchronous_training_with_an_agent_are_replayed_exac
 ) -> None:
     run = tmp_path / "run"
     await train(agent_job(tools, "asynchronous", max_staleness=2), run, string_console())
+    check_account(run)
     trained = [rollout for rollout in Rollouts(run) if rollout.step]
     lines = read_lines(run)
     assert max(line["staleness/max"] for line in lines) > 0, "every rollout was made by the newest weights"

@@ -21,7 +21,6 @@ from tests.trainer.train.trainings import Run, read_run_metrics, write_config
 from trainer.cli import app
 from trainer.policy.policy import Policy
 from trainer.storage.rollout_file import Rollouts, RolloutWriter
-from trainer.storage.run_files import MetricsWriter
 
 JOB: dict[str, Any] = {"steps": 2, "record": True}
 RESUME = "continue with `mtrl-train --resume --out r`"
@@ -66,7 +65,6 @@ def spoil_before(patch: pytest.MonkeyPatch, owner: type, name: str, call: int, s
     [
         (TapeWriter, "write", 9, "r/tapes"),
         (RolloutWriter, "_add", 6, "r/rollouts.jsonl"),
-        (MetricsWriter, "add", 2, "r/metrics.jsonl"),
     ],
 )
 def test_full_disk_in_any_file_ends_the_run_with_one_error_and_it_can_be_resumed(

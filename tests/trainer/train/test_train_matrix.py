@@ -110,10 +110,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "reinforce_pp", "credit": {"kind": "gae", "lam": 0.9}},
         "update": {"critic": {"lr": 1e-3}, "epochs": 2},
     },
-    "reinforce_pp_baseline": {
-        "algorithm": {"name": "reinforce_pp_baseline", "overlong": {"limit": 60, "buffer": 50}},
-        "update": {"optimizer": "muon", "epochs": 2},
-    },
     "gspo": {
         "algorithm": {"name": "gspo", "mismatch": {"truncate": "sequence"}, "kl": {"coefficient": 0.05}},
         "update": {"lora": {"rank": 4}, "epochs": 2},
@@ -127,8 +123,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
         "update": {"gradient_checkpointing": True},
     },
-    "bfloat16": {"engine_dtype": "bfloat16", "update": {"minibatches": 2}},
-    "no retries": {"demo": {"kinds": ["sum"]}, "max_retries": 0, "sampling": {"temperature": 1.5}},
     "stages": {"curriculum": {"stages": [{"tools": ["look_up"], "until": {"step": 1}}, {"interaction": "judge"}]}},
     "success": {
         "curriculum": {"stages": [{"until": {"success": 0.01}}, {"tools": ["look_up"], "interaction": "judge"}]}

@@ -54,7 +54,7 @@ def test_metrics_file_of_a_run_killed_at_any_byte_can_be_continued(tmp_path: Pat
         assert [one["step"] for one in read_metrics(file)] == [*range(lines), 99]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", "{}", '{"step": "x"}', '{"step": 1, "loss": "high"}', "7", "\0\0"])
+@pytest.mark.parametrize("line", ["{", "{}", '{"step": 1, "loss": "high"}', "7"])
 def test_damaged_metrics_line_is_reported_once_by_number_and_left_out(
     tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gateway.errors import ConfigError
 from tests.metrics_page import describe_metric, is_repeated
 from tests.trainer.algorithms.scored_groups import outcomes
 from tests.trainer.train.jobs import small_job
@@ -18,7 +17,6 @@ from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_metrics
 from trainer.storage.run_status import RunStatus, read_status
 from trainer.train.evaluate import Evaluation, compare_run, evaluate_model
-from trainer.train.replay_step import replay_step
 from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
 from trainer.view.task_outcomes import compare_runs
@@ -78,12 +76,6 @@ async def test_run_folder_has_the_documented_files(run: Path) -> None:
     assert [("eval/greedy" in line) for line in lines] == [True, False, True, True]
     assert RunFolder(run).load_settings() == small_job()
     assert sorted(one.name for one in (run / "checkpoints").iterdir()) == ["000002", "000003"]
-
-
-async def test_recorded_step_is_replayed_with_the_same_ids_and_loss(run: Path) -> None:
-    console = string_console()
-    assert await replay_step(run, 2, console), console.file.getvalue()  # type: ignore[attr-defined]
-    assert "16 rollouts of step 2; 0 differ" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 async def test_success_before_and_after_is_compared(run: Path) -> None:
@@ -151,8 +143,3 @@ async def test_untrained_weights_are_evaluated_also_by_an_engine_that_shares_the
     (before, after), shared = logprobs[:2], logprobs[2:]
     assert shared == [pytest.approx(before, abs=1e-4), pytest.approx(after, abs=1e-4)]
     assert before != pytest.approx(after, abs=1e-4)
-
-
-async def test_existing_run_folder_is_not_overwritten(run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the folder already has a run\n.*--resume"):
-        await train(small_job(), run, string_console())

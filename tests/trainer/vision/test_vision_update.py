@@ -101,7 +101,6 @@ def test_packed_rows_have_the_gradient_of_single_rows(kind: Path) -> None:
         ({"freeze_vision": True}, False),
         ({"lora": {"rank": 2}}, False),
         ({"lora": {"rank": 2}, "freeze_vision": False}, True),
-        ({"optimizer": "muon"}, True),
         ({"gradient_checkpointing": True}, True),
     ],
 )

@@ -78,6 +78,11 @@ class Publisher:
     async def _send_whole(self, weights: Mapping[str, Tensor], version: int, replicas: Sequence[Replica]) -> None:
         """Sends weights while generation is paused. If a server is lost, the others get everything again; they are
         paused until then, as some of their weights may be the new ones."""
+        for replica in replicas:
+            if method := replica.features.quantization:
+                problem = f"has weights in {method}, and would read those that are published as such"
+                remedy = "for fp8 and a model of Qwen, add --load-format flash_rl; or publish LoRA adapters alone"
+                raise EngineError(f"SGLang at {replica.url} {problem}\n  remedy: {remedy}")
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 await self._for_each_up(partial(Replica.pause, mode=self._mode))  # Also finds out which servers answer.

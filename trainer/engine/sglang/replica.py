@@ -5,6 +5,7 @@ It also releases the memory of a server on the trainer's own GPU during an updat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import anyio
+from anyio import to_thread
 
 from gateway.types import Image
 from trainer.engine.base import EngineError, Generation, OnIds, Sampling
@@ -28,6 +30,7 @@ from trainer.engine.sglang.server_features import ServerFeatures
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.weight_sync.base import SyncTarget
 
+DRAFTS = ("proposed", "correct")
 WEIGHTS_TAG, CACHE_TAG = "weights", "kv_cache"
 MEMORY_TIMEOUT_S = 120.0
 """Timeout for releasing memory or mapping it again."""
@@ -103,6 +106,8 @@ class Replica:
     """Set when nobody tries to recover it any more, successful or not."""
     base_version: str = ""
     """The version of the weights below the adapters, once they were found to be the trainer's."""
+    drafts: Counter[str] = field(default_factory=Counter)
+    """Ids that speculative decoding proposed, and how many of them were correct."""
     out_of_memory_count: int = 0
     """How often it ran out of memory with these weights."""
     _prefixes: dict[tuple[str, int], anyio.Event] = field(default_factory=dict)
@@ -146,7 +151,11 @@ class Replica:
             answer = await self._send(running, body, streamed)
             if (given_up := find_abort(answer)) is not None:
                 raise ServerUnavailable(f"SGLang at {self.url} stopped generating: {given_up}")
-            generation = parse_generation(answer, len(ids), sampling.max_tokens, bool(images))
+            parse = partial(parse_generation, answer, len(ids), sampling, bool(images))
+            # Experts are megabytes.
+            generation = parse() if sampling.experts_from is None else await to_thread.run_sync(parse)
+            for name in DRAFTS:
+                self.drafts[name] += answer["meta_info"].get(f"spec_num_{name}_drafts", 0)
             return self._check_versions(running, generation)
         except RequestRefused as error:
             if weights.adapter and weights.adapter in str(error):  # A restarted server does not have them.

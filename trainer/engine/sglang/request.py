@@ -7,6 +7,7 @@ change the logits and report logprobs of the changed ones.
 from __future__ import annotations
 
 import base64
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,13 +15,14 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import anyio
+import torch
 from anyio import to_thread
 
 from gateway.media import MediaError
 from gateway.media.image import PILImage, encode_png
 from gateway.types import Image
 from trainer.engine.base import EngineError, FinishReason, Generation, OnIds, Sampling
-from trainer.ledger import VersionRuns, encode_version_runs
+from trainer.ledger import Experts, VersionRuns, encode_version_runs
 from trainer.template.render_cache import RenderCache
 from trainer.vision.image_processor import VisionError, decode_image
 
@@ -73,6 +75,8 @@ def generate_body(
         "rid": rid,
         "extra_key": cache,
     }
+    if sampling.experts_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": sampling.experts_from}
     return body | image_fields(images) | adapter_fields(adapter)
 
 
@@ -112,22 +116,35 @@ def find_abort(answer: Any) -> str | None:
     return str(reason.get("message")) if isinstance(reason, Mapping) and reason.get("type") == "abort" else None
 
 
-def parse_generation(answer: Any, prompt_length: int, max_ids: int, images: bool) -> Generation:
+def parse_generation(answer: Any, prompt_length: int, sampling: Sampling, images: bool) -> Generation:
     """Parses an answer; raises EngineError where its ids are not those that were requested."""
     try:
         meta = answer["meta_info"]
         output_ids, stop = tuple(answer["output_ids"]), FINISH_REASONS[meta["finish_reason"]["type"]]
-        pairs = (meta.get("output_token_logprobs") or [])[:max_ids]
+        pairs = (meta.get("output_token_logprobs") or [])[: sampling.max_tokens]
         ids = tuple(int(pair[1]) for pair in pairs)
         prompt_tokens = int(meta["prompt_tokens"]) if "prompt_tokens" in meta else None
         (version, before), cached = _parse_versions(meta, len(ids)), int(meta.get("cached_tokens") or 0)
+        experts = _parse_experts(meta, prompt_length + len(ids) - 1, sampling.experts_from)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"SGLang answered in an unknown form ({type(error).__name__}: {error})") from error
     if output_ids[len(output_ids) - len(ids) :] != ids or len(output_ids) != len(ids):
         raise EngineError(f"SGLang returned {len(output_ids)} ids and logprobs of {len(ids)} others")
     if prompt_tokens not in (None, prompt_length) and not images:
         raise EngineError(f"SGLang read {prompt_tokens} ids where it was asked to continue {prompt_length}")
-    return Generation(ids, tuple(float(pair[0]) for pair in pairs), stop, version, cached, before, prompt_tokens)
+    logprobs = tuple(float(pair[0]) for pair in pairs)
+    return Generation(ids, logprobs, stop, version, cached, before, prompt_tokens, experts)
+
+
+def _parse_experts(meta: Mapping[str, Any], end: int, start: int | None) -> Experts | None:
+    """The experts of the tokens from `start` to `end`, which is not one of them. Raises ValueError or KeyError."""
+    if start is None:
+        return None
+    data = bytearray(base64.b64decode(meta["routed_experts"], validate=True))
+    numbers = torch.frombuffer(data, dtype=torch.int32).to(torch.int16)
+    if end <= start or len(numbers) % (end - start):
+        raise ValueError(f"{len(numbers)} experts for {end - start} tokens")
+    return array("h", numbers.numpy().tobytes())
 
 
 class StreamedAnswer:
@@ -213,6 +230,7 @@ async def generate_without_banned(generate: GenerateFn, ids: Sequence[int], samp
                 first.cached_tokens,
                 before,
                 first.prompt_tokens,
+                part.experts,
             )
     raise EngineError(
         f"the policy sampled banned ids {MAX_RESAMPLES} times in one turn, such as {sampling.banned_ids[0]}"

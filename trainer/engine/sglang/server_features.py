@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,13 @@ BEGIN_UPDATE, END_UPDATE = "/begin_weight_update", "/end_weight_update"
 """Some releases accept weights only between these two calls."""
 LOAD_ADAPTERS, UNLOAD_ADAPTER = "/load_lora_adapter_from_tensors", "/unload_lora_adapter"
 """Newer releases take LoRA adapters without the model."""
+WITHOUT_DRAFT = ("", "NGRAM", "UNO")
+"""Speculative decoding by other means than a model."""
+REQUANTIZES = "flash_rl"
+"""The `--load-format` of a server that quantises new weights as it did the first."""
+THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+NEARLY_UNIFORM = 100.0
+"""A temperature at which the likeliest of all ids is hardly ever sampled."""
 PROBE_IDS = (11, 12, 13, 14)
 """A prompt that is continued at two temperatures."""
 PROBE_TEMPERATURE = 2.0
@@ -61,8 +68,19 @@ class ServerFeatures:
     """The largest rank of LoRA adapters that it takes; 0 if it takes none."""
     lora_modules: frozenset[str] = frozenset()
     """The layers that adapters may have, or `all`."""
+    tells_experts: bool = False
+    """It returns the experts that tokens were sent to."""
     vision_cache_off: bool = False
     """It was started without the cache of vision encoder outputs."""
+    speculation: str = ""
+    """The algorithm by which it decodes speculatively, if it does."""
+    quantization: str = ""
+    """How its weights are quantised, if whole weights cannot be published into them."""
+
+    @property
+    def has_draft(self) -> bool:
+        """It has a second model, which proposes ids."""
+        return self.speculation not in WITHOUT_DRAFT
 
     @property
     def name(self) -> str:
@@ -110,11 +128,14 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
     paths = await _api_paths(client)
     if missing := sorted(REQUIRED_PATHS - paths):
         raise EngineError(_unsupported(client, release, f"has no {missing[0]}"))
-    if int(info.get("dp_size") or 1) > 1:
-        remedy = "start a server for each replica, and name all of them"
-        raise EngineError(f"SGLang at {client.url} uses data parallelism, whose replicas take no weights: {remedy}")
+    speculation = str(info.get("speculative_algorithm") or "")
+    for problem in _find_inexact(info):
+        raise EngineError(f"SGLang at {client.url} {problem}")
+    if speculation and await _is_always_greedy(client):
+        problem = f"with --speculative-algorithm {speculation} takes the likeliest id at any temperature"
+        raise EngineError(f"SGLang at {client.url} {problem}, as without CUDA: leave it out")
     model = await client.get("/model_info")
-    samples = [await _sample_one(client, temperature) for temperature in (1.0, PROBE_TEMPERATURE)]
+    samples = [await _sample(client, temperature) for temperature in (1.0, PROBE_TEMPERATURE)]
     has_tokenizer = not info.get("skip_tokenizer_init")
     takes_adapters = {LOAD_ADAPTERS, UNLOAD_ADAPTER} <= paths
     return ServerFeatures(
@@ -123,14 +144,35 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
         dtype=str(info.get("dtype", "auto")),
         ranks=int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1),
         has_update_calls={BEGIN_UPDATE, END_UPDATE} <= paths,
-        seeded=bool(info.get("enable_deterministic_inference")),
+        seeded=bool(info.get("enable_deterministic_inference")) and not speculation,
         has_tokenizer=has_tokenizer,
         supports_images=has_tokenizer and bool(model.get("has_image_understanding")),
         temperature_logprobs=_follow_temperature([_top_two_gap(sample) for sample in samples]),
         version_spans=all(sample.get("weight_versions") for sample in samples),
         lora_rank=int(info.get("max_lora_rank") or 0) * bool(info.get("enable_lora") and takes_adapters),
         lora_modules=frozenset(map(str, info.get("lora_target_modules") or ())),
+        tells_experts=bool(info.get("enable_return_routed_experts")),
+        speculation=speculation,
+        quantization="" if info.get("load_format") == REQUANTIZES else str(info.get("quantization") or ""),
     )
+
+
+def _find_inexact(info: Mapping[str, Any]) -> Iterator[str]:
+    """What in a server's options keeps it from sampling the policy that the trainer publishes."""
+    if int(info.get("dp_size") or 1) > 1:
+        remedy = "start a server for each replica, and name all of them"
+        yield f"uses data parallelism, whose replicas take no weights: {remedy}"
+    if info.get("enable_return_routed_experts"):
+        untold = {"pp_size": int(info.get("pp_size") or 1) > 1}
+        untold |= {name: bool(info.get(name)) for name in ("enable_hierarchical_cache", "speculative_algorithm")}
+        for name in (name for name, is_set in untold.items() if is_set):
+            yield f"tells wrong experts with {name}: start it without that, or without --enable-return-routed-experts"
+    half = info.get("disaggregation_mode") or "null"
+    if half != "null":
+        yield f"only does {half} (--disaggregation-mode), but turns go to each server: use servers that do both"
+    if any(info.get(name) is not None and float(info[name]) < 1 for name in THRESHOLDS):
+        flag = "--speculative-accept-threshold-single or -acc"
+        yield f"accepts ids that the policy would not have sampled: leave {flag} at 1"
 
 
 async def _server_info(client: SGLangClient) -> dict[str, Any]:
@@ -148,16 +190,23 @@ async def _api_paths(client: SGLangClient) -> frozenset[str]:
     return frozenset((await client.get("/openapi.json"))["paths"])
 
 
-async def _sample_one(client: SGLangClient, temperature: float) -> dict[str, Any]:
-    """The `meta_info` of one sampled id."""
+async def _sample(client: SGLangClient, temperature: float, count: int = 1) -> dict[str, Any]:
+    """The `meta_info` of so many sampled ids."""
     body = {
         "input_ids": PROBE_IDS,
-        "sampling_params": {"max_new_tokens": 1, "temperature": temperature, "ignore_eos": True},
+        "sampling_params": {"max_new_tokens": count, "temperature": temperature, "ignore_eos": True},
         "return_logprob": True,
         "top_logprobs_num": 2,
     }
     meta: dict[str, Any] = (await client.post("/generate", body))["meta_info"]
     return meta
+
+
+async def _is_always_greedy(client: SGLangClient) -> bool:
+    """Whether ids after the first, which SGLang verifies instead of sampling them, are the likeliest ones."""
+    meta = await _sample(client, NEARLY_UNIFORM, 9)
+    pairs = zip(meta["output_token_logprobs"][1:], meta["output_top_logprobs"][1:], strict=True)
+    return all(pair[1] == top[0][1] for pair, top in pairs)
 
 
 def _follow_temperature(gaps: Sequence[float]) -> bool:

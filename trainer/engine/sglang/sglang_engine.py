@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -84,6 +85,7 @@ class SGLangEngine:
             supports_images=all(item.supports_images for item in features),
             context_length=min(item.context for item in features),
             notes=tuple(sorted({note for item in features for note in item.notes})) + self._publisher.notes,
+            tells_experts=all(item.tells_experts for item in features),
             takes_adapters=self._publisher.uses_adapters,
         )
 
@@ -103,8 +105,11 @@ class SGLangEngine:
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """Requests by routing reason and by server, and how many servers were lost, and came back."""
-        return self.routing.metrics | {"servers_lost": self._servers_lost, "restarts": self._restarts}
+        """Requests by routing reason and by server, how many servers were lost, and came back, and what speculative
+        decoding proposed."""
+        drafts = sum((replica.drafts for replica in self._request_targets), Counter[str]())
+        lost = {"servers_lost": self._servers_lost, "restarts": self._restarts}
+        return self.routing.metrics | lost | {f"drafts/{name}": count for name, count in drafts.items()}
 
     async def __aenter__(self) -> Self:
         cache = uuid4().hex

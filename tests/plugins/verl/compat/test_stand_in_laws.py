@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import PIL.Image
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.load_object import load_object
@@ -86,6 +86,7 @@ def test_each_offered_name_is_compared_or_says_what_tests_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["mcp_base_tool.MCPBaseTool", "mcp_search_tool.MCPSearchTool"])
+@settings(max_examples=20)
 @given(content=CONTENT)
 def test_answers_of_mcp_servers_are_parsed_as_by_verls_classes(name: str, content: list[dict[str, Any]]) -> None:
     module, kind = f"verl.tools.{name.partition('.')[0]}", name.partition(".")[2]

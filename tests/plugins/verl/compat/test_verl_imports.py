@@ -17,10 +17,6 @@ from tests.conftest import Write
 NAMES = [(module, name) for module, names in OFFERED.items() for name in names]
 
 
-def test_verl_is_not_installed_here() -> None:
-    assert importlib.util.find_spec("verl") is None
-
-
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{module}.{name}" for module, name in NAMES])
 def test_each_offered_name_can_be_imported(module: str, name: str, write: Write) -> None:
     tools_file = write("tools.yaml", "")
@@ -54,12 +50,6 @@ def test_an_import_inside_a_function_works_after_loading(write: Write) -> None:
     late = load_object("theirs:late", write("tools.yaml", ""))
     assert "verl" not in sys.modules
     assert late()("#### 7", "7") == 1.0
-
-
-def test_a_module_beside_the_users_file_may_import_verl_later(write: Write) -> None:
-    write("theirs.py", "import theirs_too")
-    write("theirs_too.py", "def late():\n    from verl.tools.schemas import ToolResponse\n    return ToolResponse")
-    assert load_object("theirs:theirs_too.late", write("tools.yaml", ""))().__name__ == "ToolResponse"
 
 
 def test_other_code_cannot_import_the_stand_ins(write: Write) -> None:
@@ -139,15 +129,6 @@ def test_a_clone_in_the_working_directory_is_not_an_installed_verl(write: Write)
     )
     with pytest.raises(ConfigError, match=r"there is no module 'verl\.tools\.search_tool'"):
         load_object("verl.tools.search_tool.SearchTool", tools_file)
-
-
-def test_a_clone_on_the_path_takes_precedence(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools_file = write("tools.yaml", "")
-    write("verl/__init__.py", "")
-    write("verl/tools/__init__.py", "")
-    write("verl/tools/base_tool.py", "class BaseTool:\n    theirs = True")
-    monkeypatch.syspath_prepend(str(tools_file.parent))
-    assert load_object("verl.tools.base_tool.BaseTool", tools_file).theirs
 
 
 def test_a_missing_package_of_a_users_file_is_named(write: Write) -> None:

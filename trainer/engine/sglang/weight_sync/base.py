@@ -55,10 +55,10 @@ async def weight_update(target: SyncTarget) -> AsyncIterator[None]:
         yield
         return
     try:
-        await post_checked(target.client, BEGIN_UPDATE, {})
+        await post_checked(target.client, BEGIN_UPDATE, selector([target]))
     except RequestRefused:
         await post_checked(target.client, END_UPDATE, {})
-        await post_checked(target.client, BEGIN_UPDATE, {})
+        await post_checked(target.client, BEGIN_UPDATE, selector([target]))
     ended = False
     try:
         yield
@@ -68,6 +68,11 @@ async def weight_update(target: SyncTarget) -> AsyncIterator[None]:
         if not ended:
             with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
                 await post_checked(target.client, END_UPDATE, {})
+
+
+def selector(targets: Sequence[SyncTarget]) -> dict[str, str]:
+    """The field by which a draft model is left as it is: SGLang would load the policy's weights into it, too."""
+    return {"selector": "target"} if any(target.features.has_draft for target in targets) else {}
 
 
 async def post_checked(

@@ -15,8 +15,15 @@ from anyio import to_thread
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trainer.engine.base import EngineError
 from trainer.engine.sglang.http_client import run_all
-from trainer.engine.sglang.weight_sync.base import SyncTarget, load_timeout_s, post_checked, split_into_buckets
+from trainer.engine.sglang.weight_sync.base import (
+    SyncTarget,
+    load_timeout_s,
+    post_checked,
+    selector,
+    split_into_buckets,
+)
 from trainer.storage.temporary_folder import TemporaryFolder
 
 BUCKET = 2**30
@@ -36,6 +43,10 @@ class DiskSync:
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
     ) -> int:
+        if selector(targets):
+            raise EngineError(
+                "SGLang would load the folder of weights into its draft model, too: use `serving.weight_sync: tensors`"
+            )
         with await to_thread.run_sync(TemporaryFolder, self._folder, f"weights-{version}-") as folder:
             body = {"model_path": str(folder.path), "weight_version": str(version), "flush_cache": flush}
             size = await to_thread.run_sync(self._write_folder, folder.path, weights)

@@ -28,6 +28,7 @@ from trainer.engine.sglang.weight_sync.base import (
     bucket_size,
     load_timeout_s,
     post_checked,
+    selector,
     split_into_buckets,
     weight_update,
 )
@@ -87,6 +88,7 @@ class ProcessGroupSync:
             "group_name": self._group_name,
             "flush_cache": flush and version is not None,
         }
+        body |= selector(self._members)
         body |= {} if version is None else {"weight_version": str(version)}
         path = "/update_weights_from_distributed"
         within = load_timeout_s(bucket_size(part))

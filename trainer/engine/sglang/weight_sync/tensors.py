@@ -23,6 +23,7 @@ from trainer.engine.sglang.weight_sync.base import (
     bucket_size,
     load_timeout_s,
     post_checked,
+    selector,
     split_into_buckets,
     weight_update,
 )
@@ -58,9 +59,8 @@ class TensorSync:
                 flat = await to_thread.run_sync(flatten_bucket, part, self._device)  # Until all servers have answered.
                 del part  # So that there is one bucket at a time.
                 last = version if index == len(parts) - 1 else None
-                await _send_bucket(
-                    targets, partial(_update_body, flat, last, flush), within, is_shared=not _is_on_gpu(flat)
-                )
+                make_body = partial(_update_body, flat, last, flush, selector(targets))
+                await _send_bucket(targets, make_body, within, is_shared=not _is_on_gpu(flat))
                 del flat
         return size
 
@@ -97,7 +97,9 @@ async def _send_bucket(
     await run_all(partial(send, target) for target in targets)
 
 
-def _update_body(flat: dict[str, object], version: int | None, flush: bool, ranks: int) -> bytes:
+def _update_body(
+    flat: dict[str, object], version: int | None, flush: bool, more: Mapping[str, str], ranks: int
+) -> bytes:
     """The request body. CUDA handles are reference-counted, so each process of the server gets its own."""
     count = ranks if _is_on_gpu(flat) else 1
     body = {
@@ -105,7 +107,7 @@ def _update_body(flat: dict[str, object], version: int | None, flush: bool, rank
         "load_format": "flattened_bucket",
         "flush_cache": flush and version is not None,
     }
-    return json.dumps(body | ({} if version is None else {"weight_version": str(version)})).encode()
+    return json.dumps(body | {**more} | ({} if version is None else {"weight_version": str(version)})).encode()
 
 
 def _pickle(flat: dict[str, object]) -> bytes:

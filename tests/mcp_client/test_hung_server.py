@@ -1,10 +1,8 @@
-"""A FastMCP server that hangs is found out by a ping and recycled; everyone who is concerned is told."""
+"""A server whose tool blocks it as a whole is found out by a ping and recycled; everyone who is concerned is told."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,13 @@ from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.server_status import ServerStatus
 from gateway.session import GatewaySession
 from gateway.types import Outcome, Text, ToolCall, ToolResult
-from tests.servers.start_server import free_port, kill_process_group
-from tests.third_party.peers import BLOCKING_SERVER, PYTHON, blocking_stdio, write_servers
+from tests.servers.start_server import serve_misbehaving, stdio_command
+from tests.third_party.peers import write_servers
 from tests.waiting import wait_until
 
 HOUR_S = 3600.0
 WITHIN_S = 90.0
-STILL_S = 8.0
+STILL_S = 3.0
 """For longer, no machine is expected to stand still, which looks like a server that hangs."""
 
 
@@ -48,35 +46,40 @@ async def use_until_it_works(session: GatewaySession, name: str, **arguments: An
             await anyio.sleep(0.1)
 
 
-def open_gateway(folder: Path, entry: dict[str, Any], **limits: float) -> Gateway:
+def open_gateway(folder: Path, entry: dict[str, Any]) -> Gateway:
     offers = [
         {"server": "blocking", "allow": ["block"], "timeout_s": 1.0},
-        {"server": "blocking", "allow": ["note", "pid"], "timeout_s": 60.0},
+        {"server": "blocking", "allow": ["echo", "pid"], "timeout_s": 60.0},
     ]
     tools = folder / "tools.yaml"
     tools.write_text(json.dumps({"tools": offers}))
     return Gateway.load(tools, write_servers(folder, blocking=entry))
 
 
+def blocking_stdio(**settings: float) -> dict[str, Any]:
+    command, args = stdio_command()
+    return {"command": command, "args": args, "ping_timeout_s": STILL_S, **settings}
+
+
 async def test_blocking_tool_of_a_shared_stdio_server_costs_only_the_calls_under_way(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     outcomes: dict[str, ToolResult] = {}
-    gateway = open_gateway(tmp_path, blocking_stdio(ping_timeout_s=STILL_S))
+    gateway = open_gateway(tmp_path, blocking_stdio())
     with anyio.fail_after(2 * WITHIN_S):
         async with gateway, gateway.open() as blocked, gateway.open() as other:
-            await use_tool(other, "note", text="before")
+            await use_tool(other, "echo", text="before")
             old_pid = (await use_tool(other, "pid")).text
 
             async def call_meanwhile() -> None:
-                outcomes["meanwhile"] = await use_tool(other, "note", text="meanwhile")
+                outcomes["meanwhile"] = await use_tool(other, "echo", text="meanwhile")
 
             outcomes["blocked"] = await use_tool(blocked, "block", seconds=HOUR_S)
             await wait_until(lambda: status_of(gateway).state == "unresponsive")
             assert "a call was not answered in time" in status_of(gateway).reason
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(call_meanwhile)
-            after = await use_until_it_works(other, "note", text="after")
+            after = await use_until_it_works(other, "echo", text="after")
             assert (await use_tool(other, "pid")).text != old_pid
             status = status_of(gateway)
     assert outcomes["blocked"].outcome is Outcome.TIMEOUT
@@ -88,7 +91,7 @@ async def test_blocking_tool_of_a_shared_stdio_server_costs_only_the_calls_under
 
 
 async def test_stopped_stdio_server_is_restarted_before_anyone_calls(tmp_path: Path) -> None:
-    gateway = open_gateway(tmp_path, blocking_stdio(ping_s=0.5, ping_timeout_s=STILL_S))
+    gateway = open_gateway(tmp_path, blocking_stdio(ping_s=0.5))
     with anyio.fail_after(2 * WITHIN_S):
         async with gateway, gateway.open() as session:
             process = psutil.Process(int((await use_until_it_works(session, "pid")).text))
@@ -100,19 +103,9 @@ async def test_stopped_stdio_server_is_restarted_before_anyone_calls(tmp_path: P
             assert "nothing came from it for 0.5 s" in status_of(gateway).last_loss
 
 
-@asynccontextmanager
-async def serve_blocking(port: int) -> AsyncIterator[str]:
-    command = [PYTHON, BLOCKING_SERVER, "streamable-http", str(port)]
-    process = await anyio.open_process(command, stdin=None, stdout=None, stderr=None, start_new_session=True)
-    try:
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        await kill_process_group(process)
-
-
 async def test_blocked_http_server_is_reported_and_connected_to_again(tmp_path: Path) -> None:
     with anyio.fail_after(2 * WITHIN_S):
-        async with serve_blocking(free_port()) as url:
+        async with serve_misbehaving("http") as url:
             entry = {"url": url, "transport": "http", "ping_timeout_s": 1.0, "connect_timeout_s": 5.0}
             gateway = open_gateway(tmp_path, entry)
             async with gateway:
@@ -122,6 +115,6 @@ async def test_blocked_http_server_is_reported_and_connected_to_again(tmp_path: 
                     assert blocked.outcome is Outcome.TIMEOUT
                     await wait_until(lambda: status_of(gateway).state in ("restarting", "stale"), WITHIN_S)
                     assert "a ping was not answered" in status_of(gateway).last_loss
-                    await use_until_it_works(session, "note", text="after")
+                    await use_until_it_works(session, "echo", text="after")
                     await wait_until(lambda: status_of(gateway).state == "up", WITHIN_S)
                     assert status_of(gateway).reconnects >= 1
