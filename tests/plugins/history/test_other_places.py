@@ -42,7 +42,7 @@ from trainer.setup import make_gateway as make_job_gateway
 from trainer.template import Template
 
 PICTURE = picture(3)
-LIMITS = {"assistant_turns": 30, "rollout_tokens": 900, "turn_tokens": 90}
+LIMITS = {"assistant_turns": 30, "rollout_tokens": 1500, "turn_tokens": 90}
 
 
 class Policy:
