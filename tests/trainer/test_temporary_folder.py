@@ -23,6 +23,7 @@ PUBLISH = '''
 """Publishes weights to a server that never answers."""
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import torch
@@ -34,7 +35,7 @@ from trainer.engine.sglang.weight_sync.disk import DiskSync
 async def publish():
     sync, weights = DiskSync(Path(sys.argv[2]), Path("shared")), {"a": torch.ones(9)}
     async with SGLangClient(sys.argv[1]) as client:
-        await sync.send([SyncTarget(client, None)], weights, 7, True)
+        await sync.send([SyncTarget(client, SimpleNamespace(has_draft=False))], weights, 7, True)
 
 anyio.run(publish)
 '''

@@ -83,6 +83,8 @@ class Fake:
     """Of each continuation, so many ids are written before it waits for `released`."""
     released: anyio.Event = field(default_factory=anyio.Event)
     writing: int = 0
+    held: int = 0
+    """Continuations that wait for `released`."""
     adapters: dict[str, torch.Tensor] = field(default_factory=dict)
     """By name, what is added to the weights of requests that name it."""
     ignores_adapters: bool = False
@@ -184,7 +186,9 @@ class Fake:
         self.named.add(rid)
         while len(pairs) < params["max_new_tokens"]:
             if self.hold_at == len(pairs):
+                self.held += 1
                 await self.released.wait()
+                self.held -= 1
             await self.going.wait()
             if rid in self.aborted:
                 end = {"type": "abort", "message": "told to"}

@@ -101,7 +101,7 @@ async def test_turn_under_way_ends_with_its_adapters_which_are_unloaded_later() 
         fake.released = anyio.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
-            await wait_until(lambda: fake.writing)
+            await wait_until(lambda: fake.held)
             fake.hold_at = 99
             await publish(engine, trained, 2)
             assert len(fake.adapters) == 2

@@ -87,7 +87,7 @@ async def test_generation_continues_under_new_weights_with_versions_per_id() -> 
             ended.append(await engine.generate(IDS, Sampling(max_tokens=6), key="a"))
 
         tasks.start_soon(write)
-        await wait_until(lambda: fake.writing)
+        await wait_until(lambda: fake.held)
         await engine.publish(new, 7)
         fake.released.set()
         await wait_until(lambda: ended)
@@ -105,7 +105,7 @@ async def test_versions_stay_with_their_ids_when_banned_ids_are_taken_back() -> 
             ended.append(await engine.generate(IDS, Sampling(max_tokens=40, banned_ids=(wanted,)), key="a"))
 
         tasks.start_soon(write)
-        await wait_until(lambda: fake.writing)
+        await wait_until(lambda: fake.held)
         await engine.publish(new, 3)
         fake.hold_at = None
         fake.released.set()

@@ -99,7 +99,7 @@ async def test_resumed_turn_does_not_reuse_the_kv_cache_of_old_weights() -> None
 
     async with opened(fake, in_place=True) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=60, banned_ids=half))
-        await wait_until(lambda: fake.writing)
+        await wait_until(lambda: fake.held)
         before = keys()
         await engine.publish(weights(1), 3)
         fake.hold_at = None
