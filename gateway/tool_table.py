@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gateway.elicitation import ElicitationAnswers
 from gateway.errors import ConfigError, ConfigErrors, SessionError
 from gateway.limits import timeout_of
 from gateway.media.media_filter import MediaFilter
 from gateway.schema import ArgumentChecker, SchemaError, checker_for, safe_name
 from gateway.toolset import Toolset, name_collision
 from gateway.types import Task, ToolSpec
+
+if TYPE_CHECKING:
+    from gateway.elicitation import ElicitationAnswers
 
 
 @dataclass(slots=True, eq=False)

@@ -36,10 +36,11 @@ from trainer.distributed.rank_failures import (
 from trainer.ledger import MediaSpan
 from trainer.policy.memory_plan import is_out_of_memory
 
-BOOLEANS = "B"
-COLUMNS = {"ids": "i", "mask": BOOLEANS, "engine_logprobs": "d", "weights": "d", "turns": "i", "stale": BOOLEANS}
-NUMBERS = "h"
-COLUMNS |= {"experts": NUMBERS}
+BOOLEANS, PACKED = "B", "h"
+COLUMNS = {
+    "ids": "i", "mask": BOOLEANS, "engine_logprobs": "d", "weights": "d", "turns": "i", "stale": BOOLEANS,
+    "experts": PACKED,
+}  # fmt: skip
 """The lists of a sequence that have values for each token, with their type; all ranks have machines of one kind."""
 HEADER_BYTES = 8
 """The length of the header comes first."""
@@ -108,7 +109,7 @@ def _read_column(content: memoryview, kind: str, lengths: Sequence[int]) -> Iter
     end = 0
     for length in lengths:
         values = array(kind, content[end : (end := end + length * array(kind).itemsize)].tobytes())
-        yield list(map(bool, values)) if kind == BOOLEANS else values if kind == NUMBERS else values.tolist()
+        yield list(map(bool, values)) if kind == BOOLEANS else values if kind == PACKED else values.tolist()
 
 
 def _sequence_header(sequence: TrainSequence, images: Sequence[Image]) -> dict[str, Any]:

@@ -424,9 +424,10 @@ class PolicyUpdater:
     def _plan(self, batch: Batch) -> PassPlan | None:
         reader = self._policy.logprob_reader
         if batch.experts_TX is not None and (reader.fallback_reason or self._policy.settings.compile):
+            from trainer.policy.router_replay import REMEDY
+
             why = reader.fallback_reason or "compiled layers do not take them"
-            remedy = "start the server without `--enable-return-routed-experts`"
-            raise PolicyError(f"the engine's experts cannot be taken in training: {why}", remedy)
+            raise PolicyError(f"the engine's experts cannot be taken in training: {why}", REMEDY)
         inputs = batch.ids_T, batch.sequence_T, batch.trained_T
         return reader.plan(*inputs, batch.experts_TX)
 

@@ -139,8 +139,9 @@ def _truncate(turn: Entry, count: int) -> Entry:
         versions = [version for version in turn.versions[:count] if version is not None]
         last, earlier = encode_version_runs(versions, last)
     ids, logprobs = turn.ids[:count], (turn.logprobs or ())[:count]
-    kept = replace(turn, ids=ids, logprobs=logprobs, version=last, earlier_versions=earlier)
-    return replace(kept, experts=None, finish_reason=None)
+    return replace(
+        turn, ids=ids, logprobs=logprobs, version=last, earlier_versions=earlier, experts=None, finish_reason=None
+    )
 
 
 def _exclude(turn: Entry, spans: Sequence[tuple[int, int]]) -> Entry:

@@ -19,6 +19,7 @@ from trainer.rollout.rollout import Rollout
 from trainer.rollout.steppers import Step
 from trainer.storage.run_status import RunStatus
 from trainer.view.counters import STATES, CounterSnapshot, RolloutCounters
+from trainer.view.learning_summary import LearningSummary
 from trainer.view.panel import (
     QUIET,
     format_clock,
@@ -122,8 +123,6 @@ class TrainingProgress(Display):
         self._counts = self._shown = RolloutCounters(clock=now)
         """The counters of the step's rollouts, and the shown ones: an evaluation has its own."""
         self._written, self._writing_s = 0, 0.0
-        from trainer.view.learning_summary import LearningSummary  # Not for those who only read settings.
-
         self._learning = LearningSummary()
         for metrics in history:
             self._add(int(metrics["step"]), metrics)
