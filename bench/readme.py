@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT / "bench")]
 from arms_table import CEILING, group_by_arm, steps_to  # noqa: E402
 from gpu_table import format_figures  # noqa: E402
 from rollout_text import fence_rollout  # noqa: E402
+from rows import ROWS  # noqa: E402
 from soak import format_growths  # noqa: E402
 
 README = ROOT / "README.md"
@@ -47,17 +48,24 @@ FLOORS = {
 def costs() -> str:
     """CPU per call with 64 at once, as multiples of the floors; and FastMCP's, as multiples of ours."""
     record = results("gateway.json")
-    rows = {row["key"]: row for row in record["rows"]}
+    measured = {row["key"]: row for row in record["rows"]}
     peer = record["about"]["peer"].partition(",")[0]
-    lines = [
-        f"| {what} | {_times(rows[key]['of_floor'])} of {floor} | {_times(rows[key]['peer_over'])} |"
-        for key, (what, floor) in FLOORS.items()
-    ]
+    lines = []
+    for row in (row for row in ROWS if row.key in FLOORS):
+        what, floor = FLOORS[row.key]
+        times, peer_times = (_times(measured[row.key][ratio]) for ratio in ("of_floor", "peer_over"))
+        cost = f"{times:.2f}x of {floor}"
+        if row.at_most is not None and times is not None and times > row.at_most:
+            cost += f" (missed: at most {row.at_most:g}x)"
+        beside = "" if peer_times is None else f"{peer_times:.2f}x"
+        if row.beats_peer is not None and peer_times is not None and peer_times < row.beats_peer:
+            beside += f" (missed: {row.beats_peer:g}x)"
+        lines.append(f"| {what} | {cost} | {beside} |")
     return "\n".join([f"| | CPU for a call | {peer}, tuned, costs |", "|---|---|--:|", *lines])
 
 
-def _times(ratios: Mapping[str, Mapping[str, float]]) -> str:
-    return f"{ratios['64']['median']:.1f}x" if "64" in ratios else ""
+def _times(ratios: Mapping[str, Mapping[str, float]]) -> float | None:
+    return ratios["64"]["median"] if "64" in ratios else None
 
 
 def conformance() -> str:

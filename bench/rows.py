@@ -50,7 +50,7 @@ ROWS = (
     Row(RAW_STDIO, "raw `mcp` client", "stdio", "raw", "raw-stdio", "inside"),
     Row(RAW_HTTP, "raw `mcp` client", "http", "raw", "raw-http", "inside"),
     Row("anew-http", "raw `mcp` client, a session for each call", "http", "raw", "anew-http", "inside", (RAW_HTTP,)),
-    Row("native", "mtrl, REST", "native", "ours", "echo", "calls", (BARE,), 1.3),
+    Row("native", "mtrl, REST", "native", "ours", "echo", "calls", (BARE,), 1.5),
     Row("stdio", "mtrl, REST", "stdio", "ours", "stdio_echo", "calls", (RAW_STDIO,), 1.3),
     Row("http", "mtrl, REST", "http", "ours", "http_echo", "calls", (RAW_HTTP,)),
     Row("no-uvloop", "mtrl, REST, without uvloop", "native", "no-uvloop", "echo", "calls", (BARE,)),
