@@ -1,4 +1,4 @@
-"""The head and the body of a response leave with one system call, those of a turn together, and nothing stays behind."""
+"""The head and the body of a response leave with one system call, those of a turn together; nothing stays behind."""
 
 from __future__ import annotations
 
