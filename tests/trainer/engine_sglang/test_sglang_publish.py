@@ -15,6 +15,7 @@ from tests.trainer.engine_sglang.engine_harness import opened, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.waiting import wait_until
 from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.host_copies import HostCopies
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
 from trainer.engine.sglang.weight_sync.flat_bucket import flatten_bucket
@@ -125,6 +126,18 @@ async def test_kv_cache_is_not_shared_across_versions() -> None:
         await engine.publish(weights(2), 2)
         assert (await engine.generate(IDS, Sampling(max_tokens=2), key="a")).cached_tokens == 0
     assert not any(body["flush_cache"] for body in fake.bodies("/update_weights_from_tensor"))
+
+
+def test_host_copies_stay_as_they_are_and_use_their_buffers_again() -> None:
+    copies, tensor = HostCopies(), torch.zeros(3)
+    copies.take([("a", tensor), ("b", tensor[:2])])
+    buffer = copies["a"]
+    tensor += 1
+    assert copies["a"].equal(torch.zeros(3))
+    copies.take([("a", tensor)])
+    assert copies["a"] is buffer and {**copies}.keys() == {"a"} and buffer.equal(torch.ones(3))
+    copies.take([("a", tensor.bfloat16())])
+    assert copies["a"].dtype == torch.bfloat16
 
 
 def test_flat_bucket_has_each_tensor_at_a_multiple_of_its_width() -> None:
