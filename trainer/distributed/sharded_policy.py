@@ -31,7 +31,7 @@ from trainer.engine.host_copies import HostCopies
 from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
-from trainer.policy.logprobs import LogprobReader, LogprobSource
+from trainer.policy.logprobs import LogprobReader, Reference
 from trainer.policy.master_weights import compute_dtype
 from trainer.policy.policy import (
     STATE_FILE,
@@ -121,7 +121,7 @@ class ShardedPolicy(Policy):
         """None: this rank has only a part of it."""
         return None
 
-    def load_reference(self, teacher: Path | None = None) -> LogprobSource:
+    def load_reference(self, teacher: Path | None = None) -> Reference:
         if self.settings.lora and teacher is None:
             return WithoutAdapters(self)
         model = self._build_model(lambda model: model.requires_grad_(False), teacher)
