@@ -30,14 +30,18 @@ if sys.argv[1] == "wait-for-sandboxes":
         time.sleep(0.01)
     sys.exit(int(os.environ["SANDBOXES_CODE"]))
 run = sys.argv[sys.argv.index("--out") + 1]
-with open(run + "-" + os.environ["RANK"] + ".jsonl", "a") as log:
-    log.write(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]) + "\\n")
 does = "resumes" if "--resume" in sys.argv else "starts"
 os.write(1, f"rank {os.environ['RANK']} {does}\\n".encode())  # At once: lines of the pod's ranks stay whole.
+with open(run + "-" + os.environ["RANK"] + ".jsonl", "a") as log:
+    log.write(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]) + "\\n")
 if "--resume" in sys.argv:
     sys.exit(0)
 if os.environ["RANK"] != "0":
     time.sleep(100)  # as in a collective with a rank that is gone
+ends = time.monotonic() + 60
+others = [f"{run}-{rank}.jsonl" for rank in range(1, int(os.environ["WORLD_SIZE"]))]
+while not all(map(os.path.exists, others)) and time.monotonic() < ends:
+    time.sleep(0.01)  # as at the first collective
 if "ENDS_ALIKE" in os.environ:
     open(os.environ["MTRL_EXIT_CODE_FILE"], "w").write("2\\n")
     sys.exit(2)
