@@ -1,6 +1,6 @@
 """Training from Python with the interface of TRL's GRPOTrainer: its tools, reward functions and environments run here.
 
-The run is an ordinary one: `mtrl-train view`, `show`, `plot` and `why` read its folder.
+The run is an ordinary one: `mtrl-train view`, `show` and `why` read its folder.
 """
 
 from __future__ import annotations
