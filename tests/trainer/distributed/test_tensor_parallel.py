@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,11 +68,6 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
     gathered = policy.weights
     assert gathered.keys() == weights.keys()
     assert max(float((gathered[name] - value).abs().max()) for name, value in weights.items()) < WEIGHT_TOLERANCE
-
-
-def require_same(metrics: Mapping[str, float], expected: Mapping[str, float]) -> None:
-    for name in ("loss", "update/grad_norm", "update/lr"):
-        assert metrics[name] == pytest.approx(expected[name], rel=TOLERANCE, abs=TOLERANCE), name
 
 
 @pytest.mark.parametrize(
