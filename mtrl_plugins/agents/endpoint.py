@@ -9,8 +9,6 @@
 /sessions/{id}/v1/responses              Responses
 /sessions/{id}/v1/messages               Anthropic Messages
 /sessions/{id}/v1/messages/count_tokens  the tokens of a prompt, of which nothing is kept
-/sessions/{id}/v1beta/models/{model}:... Gemini: generateContent, streamGenerateContent, countTokens
-/v1/..., /v1beta/...                     the last six without a session (`mtrl-train serve-policy`)
 
 Requests need the session's key; opening a session needs the run's.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,17 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from tests.trainer.distributed.rank_pools import running_ranks
+from tests.trainer.distributed.rank_pools import make_updater, running_ranks
 from tests.trainer.distributed.test_any_number_of_ranks import NOISY, batches_of, open_case, run_alone
 from tests.trainer.policy.tiny_policies import SIZES, tiny_model
 from tests.trainer.vision.vision_models import seeing_model
+from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.sharded_model import find_styles
-from trainer.policy.settings import PolicyError
+from trainer.distributed.sharded_weights import ShardedWeights
+from trainer.policy.policy import Policy
+from trainer.policy.settings import PolicyError, UpdateSettings
+from trainer.policy.update import PolicyUpdater
 
 TOLERANCE = 1e-5
 """Wider than that of ranks that share no matrix: a product is summed in as many parts, and rounded once for each.
@@ -68,6 +72,37 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
     gathered = policy.weights
     assert gathered.keys() == weights.keys()
     assert max(float((gathered[name] - value).abs().max()) for name, value in weights.items()) < WEIGHT_TOLERANCE
+
+
+def open_cispo(model: Path, channel: LeaderChannel | None) -> tuple[Policy, PolicyUpdater]:
+    return make_updater(channel, model, AlgorithmSettings.model_validate({"name": "cispo"}), UpdateSettings(lr=1e-4))
+
+
+def test_buckets_are_whole_and_checkpoints_resume_on_ranks_and_in_one_process(
+    channel: LeaderChannel, model: Path, tmp_path: Path
+) -> None:
+    batches = batches_of("cispo", model)
+    alone, updater_alone = open_cispo(model, None)
+    policy, updater = open_cispo(model, channel)
+    require_same(updater.train_step(batches[0]), updater_alone.train_step(batches[0]))
+    finish, _ = policy.save(tmp_path / "ranks"), alone.save(tmp_path / "alone")
+    assert finish is not None and finish()
+    assert isinstance(policy.weights, ShardedWeights)
+    buckets = policy.weights.buckets(3000)
+    gathered = {name: value for bucket in buckets for name, value in bucket}
+    different = max(float((value - alone.weights[name].detach()).abs().max()) for name, value in gathered.items())
+    assert len(buckets) > 3 and different < WEIGHT_TOLERANCE
+    expected = {"ranks": updater.train_step(batches[1]), "alone": updater_alone.train_step(batches[1])}
+    for source, metrics in expected.items():
+        for place in (channel, None):
+            resumed, resumed_updater = open_cispo(model, place)
+            resumed.resume(tmp_path / source)
+            require_same(resumed_updater.train_step(batches[1]), metrics)
+
+
+def require_same(metrics: Mapping[str, float], expected: Mapping[str, float]) -> None:
+    for name in ("loss", "update/grad_norm", "update/lr"):
+        assert metrics[name] == pytest.approx(expected[name], rel=TOLERANCE, abs=TOLERANCE), name
 
 
 @pytest.mark.parametrize(
