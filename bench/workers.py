@@ -73,7 +73,7 @@ class Size:
     rounds: int = 3
 
 
-SMALL = Size(workers=(0, 1), rollouts=8, turns=3, under_way=(16,), paced=(1,), paced_rollouts=4, pace_s=0.05, rounds=2)
+SMALL = Size(workers=(0, 1), rollouts=8, turns=3, under_way=(16,), paced=(1,), paced_rollouts=4, pace_s=0.05, rounds=1)
 
 
 class BenchEngine(ScriptedEngine):

@@ -24,7 +24,8 @@ BRANCH = "branch"
 COPIED = "copied"
 """In the info of an entry that a new ledger repeats as it is in the one before."""
 OFFERED = "offered"
-"""In the info of a ledger's first entry: schemas of the tools that its chat offers, if they are not the run's."""
+"""In the info of a ledger's first entry: the tools that its chat offers, if those are not all of the run, by name or as
+schemas."""
 SUB_AGENT = "sub_agent"
 """In the info of the first entry of a ledger that is a sub-agent's chat: its name."""
 VersionRuns = tuple[tuple[int, int], ...]

@@ -125,7 +125,7 @@ class Family:
     @property
     def _restricted(self) -> Mapping[str, Any]:
         """The schemas of what sub-agents may use, if that is not all."""
-        names = self.settings.tools
+        names = self.parent.task.session_task.tools if self.settings.tools is None else self.settings.tools
         if names is None:
             return {}
         return {OFFERED: [schema for schema in self.offered if schema["function"]["name"] in names]}

@@ -143,3 +143,10 @@ def test_unknown_names_are_reported_once_with_a_suggestion() -> None:
         "rows:2: interaction_kwargs.name: the gateway offers no interaction 'gsm8' (1 more row names it)\n"
         "  remedy: did you mean 'gsm8k'?",
     ]
+
+
+def test_names_of_rows_are_checked_without_reading_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = load_rows([ASKED | {"tools": ["serch"]}, ASKED])
+    monkeypatch.delattr(type(rows), "_read")
+    [mistake] = check_task_names(rows, SPECS)
+    assert str(mistake).startswith("rows:1: tools: the gateway offers no tool 'serch'\n")

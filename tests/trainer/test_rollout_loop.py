@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -19,7 +20,7 @@ from tests.trainer.policy_scripts import HERMES, QUESTION, encode_turns, make_ga
 from tests.trainer.tokenizer_families import FAMILIES
 from trainer.engine.base import EngineError
 from trainer.engine.scripted import Answer, ScriptedEngine
-from trainer.ledger import Author
+from trainer.ledger import OFFERED, Author
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
@@ -260,7 +261,9 @@ async def test_inference_template_starts_a_new_ledger_when_reasoning_is_dropped(
     rollout, _ = await run_rollout(encode_turns(full, *texts), FEEDBACK_TASK, template=full)
     assert rollout.earlier == () and "hm" in full.tokenizer.decode(rollout.ledger.ids)
     restarting = make_template(family, Settings(history="inference_template"))
-    rollout, engine = await run_rollout(encode_turns(restarting, *texts), FEEDBACK_TASK, template=restarting)
+    task = replace(FEEDBACK_TASK, session_task=replace(FEEDBACK_TASK.session_task, tools=("add",)))
+    rollout, engine = await run_rollout(encode_turns(restarting, *texts), task, template=restarting)
+    assert [ledger.entries[0].info for ledger in rollout.ledgers] == [{OFFERED: ["add"]}] * 2
     assert len(rollout.earlier) == 1 and "hm" in restarting.tokenizer.decode(rollout.earlier[0].ids)
     assert "hm" not in restarting.tokenizer.decode(rollout.ledger.ids) and "so" in restarting.tokenizer.decode(
         rollout.ledger.ids

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigError
+from gateway.types import Task as SessionTask
 from gateway.types import ToolSpec
 from tests.trainer.conversations import TOOL, calling_turn, make_calls, make_template, text_turn, tool_replies
 from tests.trainer.policy_scripts import HERMES, make_gateway, render_calls, script_by_task
@@ -109,11 +110,19 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-async def record(folder: Path, *, examples: bool = False) -> tuple[Rollout, RolloutRunner]:
+def subtract(a: int, b: int) -> int:
+    """Subtracts."""
+    return a - b
+
+
+async def record(
+    folder: Path, *, examples: bool = False, tools: tuple[str, ...] | None = None
+) -> tuple[Rollout, RolloutRunner]:
     """A rollout of a scripted policy, in a run's folder."""
-    gateway = make_gateway(add)
+    gateway = make_gateway(add, subtract)
     shown = (QUESTION, text_turn("#### animal")) if examples else ()
-    task = Task("one", ({"role": "system", "content": "Be brief."}, *shown, {"role": "user", "content": "Add 1 and 2"}))
+    chat = ({"role": "system", "content": "Be brief."}, *shown, {"role": "user", "content": "Add 1 and 2"})
+    task = Task("one", chat, session_task=SessionTask(tools=tools))
     async with gateway:
         template = make_template(HERMES, parser=load_parser("hermes", {}))
         script = script_by_task({"one": (render_calls(("add", {"a": 1, "b": 2})), "#### 3")}, template)
@@ -124,12 +133,16 @@ async def record(folder: Path, *, examples: bool = False) -> tuple[Rollout, Roll
     return rollout, runner
 
 
-async def test_trace_of_a_run_keeps_the_ids_that_were_sampled(tmp_path: Path) -> None:
-    rollout, runner = await record(tmp_path)
+@pytest.mark.parametrize("tools", [None, ("add",)])
+async def test_trace_of_a_run_has_its_ids_and_the_tools_that_its_row_named(
+    tools: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    rollout, runner = await record(tmp_path, tools=tools)
     (task,) = RunTraces(tmp_path, TraceOptions())
     assert isinstance(task, TraceTask)
     played = await play_trace(runner, task)
     assert played.ledger.ids == rollout.ledger.ids and played.ledger.mask == rollout.ledger.mask
+    assert ("Subtracts." in runner.template.tokenizer.decode(played.ledger.ids)) == (tools is None)
 
 
 async def test_examples_and_system_prompt_are_left_out_of_what_is_learned(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError
 from gateway.session import AnyGateway
 from gateway.tool_table import OfferedTool
+from trainer.data.tasks import TaskNames, find_names
 from trainer.rollout.task import Task
 
 if TYPE_CHECKING:
@@ -55,17 +56,10 @@ def check_state_names(tasks: Iterable[Task], gateway: AnyGateway) -> list[Config
     sources = list(_state_sources(gateway))
     first: dict[Problem, str] = {}
     rows: Counter[Problem] = Counter()
-    known: dict[tuple[str, bool, tuple[str, ...] | None], list[Problem]] = {}
-    for task in tasks:
-        session_task = task.session_task
-        if not session_task.state:
-            continue
-        key = session_task.state, session_task.hash_state, session_task.tools
-        if key not in known:
-            known[key] = list(_find_problems(*key, sources))
-        for problem in known[key]:
-            first.setdefault(problem, task.location)
-            rows[problem] += 1
+    for names, (location, count) in find_names(tasks).items():
+        for problem in _find_problems(names, sources) if names.state else ():
+            first.setdefault(problem, location)
+            rows[problem] += count
     return [_state_error(problem, location, rows[problem]) for problem, location in first.items()]
 
 
@@ -79,16 +73,14 @@ def _state_sources(gateway: AnyGateway) -> Iterator[StateSource]:
             yield StateSource(source.state_name, frozenset(names), states)
 
 
-def _find_problems(
-    state: str, is_compared: bool, tools: tuple[str, ...] | None, sources: Iterable[StateSource]
-) -> Iterator[Problem]:
-    used = [source for source in sources if tools is None or source.tools & set(tools)]
+def _find_problems(names: TaskNames, sources: Iterable[StateSource]) -> Iterator[Problem]:
+    used = [source for source in sources if names.tools is None or source.tools & {*names.tools}]
     if not any(source.states.states for source in used):
-        if is_compared or any(source.states.default for source in used):
-            yield f"no server or sandbox has `states`, of which {state!r:.80} could be one", ADD_REMEDY
+        if names.hash_state or any(source.states.default for source in used):
+            yield f"no server or sandbox has `states`, of which {names.state!r:.80} could be one", ADD_REMEDY
         return
     for source in used:
-        if source.states.states and (problem := source.find_problem(state)):
+        if source.states.states and (problem := source.find_problem(names.state)):
             yield problem
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Protocol, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
 
 from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
@@ -69,15 +69,50 @@ FieldName = tuple[str, str]
 """A field, and the name in it."""
 
 
+class TaskNames(NamedTuple):
+    """The names in a task that the gateway has to know. Most rows of a data set have the same."""
+
+    tools: tuple[str, ...] | None
+    create: tuple[str, ...]
+    feedback: str | None
+    has_feedback_args: bool
+    state: str
+    hash_state: bool
+
+    @classmethod
+    def of(cls, task: SessionTask) -> TaskNames:
+        create, args = tuple(task.create), bool(task.feedback_args)
+        return cls(task.tools, create, task.feedback, args, task.state, task.hash_state)
+
+
+class FoundNames(dict[TaskNames, tuple[str, int]]):
+    """The location of the first task with some names, and how many have them."""
+
+    def add(self, task: Task) -> None:
+        names = TaskNames.of(task.session_task)
+        location, count = self.get(names, (task.location, 0))
+        self[names] = location, count + 1
+
+
+def find_names(tasks: Iterable[Task]) -> FoundNames:
+    """The names in tasks; those of rows were found as they were checked."""
+    if isinstance(tasks, RowTasks):
+        return tasks.names
+    names = FoundNames()
+    for task in tasks:
+        names.add(task)
+    return names
+
+
 def check_task_names(tasks: Iterable[Task], specs: Sequence[ToolSpec]) -> list[ConfigError]:
     """One error for each tool or interaction that the gateway does not offer: its first row, and how many have it."""
     offered = OfferedNames(specs)
     first: dict[FieldName, str] = {}
     rows: dict[FieldName, int] = {}
-    for task in tasks:
-        for unknown in offered.find_unknown(task.session_task):
-            first.setdefault(unknown, task.location)
-            rows[unknown] = rows.get(unknown, 0) + 1
+    for names, (location, count) in find_names(tasks).items():
+        for unknown in offered.find_unknown(names):
+            first.setdefault(unknown, location)
+            rows[unknown] = rows.get(unknown, 0) + count
     return [offered.unknown_name_error(unknown, location, rows[unknown]) for unknown, location in first.items()]
 
 
@@ -91,7 +126,7 @@ class OfferedNames:
             name.removeprefix(INTERACTION_PREFIX) for name in loop if name.startswith(INTERACTION_PREFIX)
         )
 
-    def find_unknown(self, task: SessionTask) -> Iterator[FieldName]:
+    def find_unknown(self, task: TaskNames) -> Iterator[FieldName]:
         for name in task.tools or ():
             if name not in self.tools:
                 yield "tools", name
@@ -100,7 +135,7 @@ class OfferedNames:
                 yield "tools_kwargs", name
         if task.feedback is not None and task.feedback not in self.interactions:
             yield "interaction_kwargs.name", task.feedback
-        elif task.feedback is None and task.feedback_args and not self.has_default_interaction:
+        elif task.feedback is None and task.has_feedback_args and not self.has_default_interaction:
             yield "interaction_kwargs.name", ""
 
     @property
@@ -215,6 +250,7 @@ class RowTasks(LazyTasks):
         self._rows, self._system = rows, system
         self._media = RowMedia(columns or ColumnSettings(), rows.folder)
         self._repeats: dict[int, int] = {}
+        self.names = FoundNames()
         self._check_all()
 
     @property
@@ -259,6 +295,7 @@ class RowTasks(LazyTasks):
         task = self._read(number)
         first, count = seen.get(task.id, (number, 0))
         seen[task.id] = first, count + 1
+        self.names.add(task)
         if count and task.columns.get("id") is not None:
             problem = f"{task.id!r:.80} is also the id of {self._rows.location(first)}"
             remedy = "give each row a unique id, or leave the column out"

@@ -243,16 +243,12 @@ def _read_tools(value: Any, report: Report) -> tuple[tuple[ToolSpec, ...] | None
     if not isinstance(listed, list) or len(functions) != len(listed) or not all(f.get("name") for f in functions):
         report("tools", "are no schemas of tools", 'write [{"type": "function", "function": {"name": ...}}], or names')
         return None, None
-    return _read_schemas(functions), None
-
-
-def _read_schemas(schemas: Sequence[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
     empty = {"type": "object", "properties": {}}
-    functions = [schema.get("function", schema) for schema in schemas]
-    return tuple(
+    specs = [
         ToolSpec(f["name"], f.get("description") or "", f.get("parameters") or f.get("inputSchema") or empty)
         for f in functions
-    )
+    ]
+    return tuple(specs), None
 
 
 def _parse(text: str) -> Any:
@@ -327,15 +323,16 @@ def _task_from_ledger(rollout: Rollout, ledger: Ledger, location: str) -> TraceT
                 recorded.append(entry.ids if index in turns else ())
             rest.append({**message, WEIGHT: 0} if is_turn and entry.author is not Author.POLICY else message)
     columns = {"kind": rollout.kind} if rollout.kind else {}
-    offered = entries[0].info.get(OFFERED)
+    tools, names = _read_tools(entries[0].info.get(OFFERED), lambda *_: None)
     return TraceTask(
         rollout.task,
         entries[0].messages,
         None,
-        columns=columns,
-        location=location,
+        SessionTask(tools=names),
+        columns,
+        location,
         rest=tuple(rest),
-        tools=None if offered is None else _read_schemas(offered),
+        tools=tools,
         recorded=tuple(recorded),
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.types import EMPTY, ToolCall, ToolSpec
 from trainer.engine.base import Generation
-from trainer.ledger import BRANCH, COPIED, Author, Entry, Ledger, Message, encode_version_runs
+from trainer.ledger import BRANCH, COPIED, OFFERED, Author, Entry, Ledger, Message, encode_version_runs
 from trainer.rollout.rollout import EXCLUDED_SPANS
 from trainer.rollout.steppers import Step
 from trainer.template.media_layout import MediaLayout
@@ -73,8 +73,8 @@ class LedgerBuilder:
             layout = MediaLayout(previous.messages, media, widths)
             if previous.turns:
                 self.earlier.append(previous)
-            names = {key: name for key, name in previous.entries[0].info.items() if key == BRANCH}
-            entry = Entry(Author.TASK, prompt, parts=media, source=source, info=names)
+            info = {key: value for key, value in previous.entries[0].info.items() if key in (BRANCH, OFFERED)}
+            entry = Entry(Author.TASK, prompt, parts=media, source=source, info=info)
             self.ledger = Ledger((self.template.attach_media(layout, entry),))
 
     def exclude_spans(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:

@@ -23,7 +23,7 @@ from gateway.session_protocols import Reward
 from gateway.types import EMPTY, Context, Outcome, ToolSpec
 from gateway.user_code import UserCode
 from trainer.engine.base import Capabilities, Engine, EngineError, Generation, Sampling
-from trainer.ledger import BRANCH, Author, Entry, Ledger, Message
+from trainer.ledger import BRANCH, OFFERED, Author, Entry, Ledger, Message
 from trainer.parse.base import MAX_PROBLEMS, Reply
 from trainer.rollout.ledger_builder import LedgerBuilder, as_context, make_policy_entry
 from trainer.rollout.observer import NullObserver, RolloutObserver
@@ -272,6 +272,8 @@ class RolloutLoop:
         is_first = not self.ledger.entries
         ids = self.builder.next_ids(step, layout.messages, False, specs)
         outcomes, info = ((), EMPTY) if step.messages else (step.outcomes, step.info)
+        if self.task.session_task.tools is not None:
+            info = {**info, OFFERED: [spec.name for spec in specs]}
         if step.branch:
             info = {**info, BRANCH: step.branch}
         source = step.branch or (self.task.location if is_first else step.source)

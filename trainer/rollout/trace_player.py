@@ -13,11 +13,12 @@ from gateway.errors import ConfigError
 from gateway.types import EMPTY, ToolSpec
 from trainer.data.traces import WEIGHT, TraceTask
 from trainer.engine.base import Capabilities, Engine, Generation
-from trainer.ledger import Author, Message
+from trainer.ledger import OFFERED, Author, Message
 from trainer.rollout.loop import RolloutRunner, add_instructions
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import RolloutEnd, RolloutStart, Step, Turn
+from trainer.template.chat_template import function_schema
 from trainer.template.errors import TemplateError
 from trainer.template.render_reply import render_reply
 
@@ -214,7 +215,9 @@ class TraceStepper:
 
     @asynccontextmanager
     async def begin(self, start: RolloutStart) -> AsyncIterator[tuple[Step, TraceStepper]]:
-        yield Step(history=start.task.messages), self
+        tools = self.task.tools
+        info = EMPTY if tools is None else {OFFERED: [function_schema(spec) for spec in tools]}
+        yield Step(history=start.task.messages, info=info), self
 
     async def check_finished(self, turn: Turn) -> bool | StopReason:
         return StopReason.DONE if self._place >= len(self.task.rest) else False

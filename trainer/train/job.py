@@ -26,7 +26,6 @@ from trainer.data.tasks import (
     WarmStartProgress,
     check_task_names,
     example_names,
-    iterate_texts,
     load_example,
     require_example,
 )
@@ -154,8 +153,7 @@ def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGatewa
     mistakes += find_unknown_tools(gateway)
     for source in [*tasks.train.values(), tasks.held_out]:
         checked = source[:CHECKED_TASKS] if settings.data in example_names() else source
-        mistakes += check_task_names(iterate_texts(checked), gateway.specs)
-        mistakes += check_state_names(iterate_texts(checked), gateway)
+        mistakes += check_task_names(checked, gateway.specs) + check_state_names(checked, gateway)
         mistakes += (mistake for part in settings.parts for mistake in part.find_mistakes(checked))
     if mistakes and settings.data in example_names():
         remedy = "pass `--tools tool_configs/`, or name your own tasks with --data"

@@ -46,7 +46,6 @@ from trainer.view.progress import RolloutProgress
 
 HELD_OUT_SEED = 10**6
 """The seed of the held-out problems, whatever that of the training."""
-TRAINING_PROBLEMS = 4096
 JOB: dict[str, Any] = {
     "tools": "demo",
     "template": {"calls": "text", "sanity": "ignore_strippable"},
@@ -63,6 +62,8 @@ class Size:
     """How much is sampled and trained."""
 
     held_out: int = 200
+    training: int = 1024
+    """Problems to train on: each part that trains or samples reads them all."""
     sampled: int = 480
     """Problems that are sampled with examples, each once."""
     temperature: float = 0.5
@@ -108,7 +109,7 @@ class RealJob:
         examples = draw_examples(self.seed)
         none: dict[str, list[dict[str, Any]]] = {}
         splits: Sequence[tuple[str, Split, int, int]] = (
-            ("train", "train", self.seed, TRAINING_PROBLEMS),
+            ("train", "train", self.seed, self.size.training),
             ("held_out", "held_out", HELD_OUT_SEED, self.size.held_out),
         )
         for name, split, seed, many in splits:

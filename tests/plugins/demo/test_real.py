@@ -29,7 +29,7 @@ from trainer.rollout.settings import BaseRolloutSettings
 from trainer.setup import load_template, make_gateway
 from trainer.storage.rollout_file import Rollouts
 
-SMALL = Size(held_out=6, sampled=12, start_epochs=1, start_batch=4, steps=2, prompts=3, n=4)
+SMALL = Size(held_out=6, training=24, sampled=12, start_epochs=1, start_batch=4, steps=2, prompts=3, n=4)
 
 
 def some(seed: int, split: Split, count: int) -> list[WordProblem]:
@@ -63,8 +63,8 @@ def turns_of(problem: WordProblem) -> list[str]:
 @cache
 def problems_by_name() -> dict[str, WordProblem]:
     splits: list[tuple[str, int, Split, int]] = [
-        ("train", 0, "train", 4096),
-        ("held_out", HELD_OUT_SEED, "held_out", 6),
+        ("train", 0, "train", SMALL.training),
+        ("held_out", HELD_OUT_SEED, "held_out", SMALL.held_out),
     ]
     return {
         f"{name}-{at}": problem

@@ -113,5 +113,4 @@ def test_rollouts_of_a_run_are_learned_with_its_model_and_tools(run: Run, model:
     done = run("sft", "--config", "run.json", "--from", "runs/one", "--where", "calls > 0", "--out", "runs/two")
     assert "1 step is finished" in done
     first, second = (list(Rollouts(Path(name))) for name in ("runs/one", "runs/two"))
-    learned = {tuple(turn.ids) for rollout in second for turn in rollout.turns}
-    assert learned == {tuple(turn.ids) for rollout in first for turn in rollout.turns}
+    assert {rollout.ledger.ids for rollout in second} == {rollout.ledger.ids for rollout in first}

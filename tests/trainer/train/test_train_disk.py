@@ -80,12 +80,17 @@ def test_full_disk_in_any_file_ends_the_run_with_one_error_and_it_can_be_resumed
     assert [rollout.name for rollout in Rollouts(Path("r"))] == [rollout.name for rollout in Rollouts(whole)]
 
 
+def remove_at_once(folder: Path) -> None:
+    """Removes a folder, whatever is written into it meanwhile."""
+    shutil.rmtree(folder.rename(folder.with_name("removed")))
+
+
 @pytest.mark.parametrize(("owner", "name", "call"), [(RolloutWriter, "_add", 6), (Policy, "save", 1)])
 def test_removed_run_folder_ends_the_run_with_one_error_and_is_not_made_anew(
     run: Run, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int
 ) -> None:
     with monkeypatch.context() as patch:
-        spoil_before(patch, owner, name, call, lambda _: shutil.rmtree("r"))
+        spoil_before(patch, owner, name, call, lambda _: remove_at_once(Path("r")))
         output = run("--config", write_config(**JOB), "--out", "r", code=2)
     assert "was removed while it was in use: restore it from a copy" in " ".join(output.split()), output
     assert "Traceback" not in output and not Path("r").exists()
