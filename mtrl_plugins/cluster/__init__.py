@@ -1,4 +1,4 @@
-"""Jobs on clusters: an sbatch script.
+"""Jobs on clusters: an sbatch script and Kubernetes manifests.
 
-`cluster_plan.py` lays a job out on nodes; `slurm.py` writes it as files for `mtrl-train render`.
+`cluster_plan.py` lays a job out on nodes; `slurm.py` and `kubernetes.py` write it as files for `mtrl-train render`.
 """

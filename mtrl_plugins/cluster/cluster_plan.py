@@ -5,9 +5,12 @@ Rendered files are written into a folder that has nothing else in it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 from gateway.disk_errors import write_atomically
@@ -28,6 +31,7 @@ SERVERS_START_S = 1800
 STOP_S = 300
 """Seconds before the time limit, or after the request to end, in which a job saves what is finished."""
 MAX_NAME = 40
+"""Kubernetes allows 63 characters, of which it and we append some."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DURATION = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
@@ -78,6 +82,7 @@ class ClusterPlan:
     """A job on a cluster, whichever scheduler runs it."""
 
     name: str
+    """The job's name, which is valid for Kubernetes."""
     run_file: Path
     """The run file on the machine that renders."""
     run_folder: PurePosixPath
@@ -276,6 +281,13 @@ def check_text(field: str, text: str) -> None:
 MARK = ".rendered-by-mtrl"
 """A file that says that the folder is ours, so that rendering again may replace its files."""
 LOGS = "logs"
+TOKEN_LINE = re.compile(r"^stringData:\n +token: (.*)$", re.MULTILINE)
+"""Of a secret that was made for the job."""
+
+
+def hash_token(token: str) -> str:
+    """What a pod's template has of a token: servers start again where theirs is another one."""
+    return sha256(token.strip("'").encode()).hexdigest()
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
@@ -292,7 +304,23 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
         (folder / name).unlink(missing_ok=True)
     write_atomically(folder / MARK, "".join(f"{name}\n" for name in files).encode())
     for name, text in files.items():
-        write_atomically(folder / name, text.encode())
+        _write(folder / name, text)
+
+
+def _write(file: Path, text: str) -> None:
+    """Writes a file; one with a token for its owner alone, and with the token of an earlier rendering, which pods that
+    run have."""
+    if (new := TOKEN_LINE.search(text)) is None:
+        write_atomically(file, text.encode())
+        return
+    with suppress(OSError, UnicodeDecodeError):
+        if earlier := TOKEN_LINE.search(file.read_text(encoding="utf-8")):
+            text = text.replace(hash_token(new[1]), hash_token(earlier[1])).replace(new[0], earlier[0])
+    mask = os.umask(0o077)
+    try:
+        write_atomically(file, text.encode())
+    finally:
+        os.umask(mask)
 
 
 def _earlier(folder: Path) -> set[str]:

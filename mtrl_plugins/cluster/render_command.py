@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 render = typer.Typer(
     no_args_is_help=True,
-    help="Write the files that run a job on a cluster: for Slurm.\n\n"
+    help="Write the files that run a job on a cluster: for Slurm or Kubernetes.\n\n"
     "Nothing is submitted: each file says at its head what it starts, how to submit it, and where its logs are.",
 )
 app.add_typer(render, name="render")
@@ -52,7 +52,8 @@ SandboxesOption = Annotated[
         "--sandboxes",
         metavar="N",
         min=0,
-        help="Servers of sandboxes, one a node, beside what runs there. `sandbox: {remote: {}}` stands for them.",
+        help="Servers of sandboxes: pods, or nodes of a Slurm job, beside what runs there. "
+        "`sandbox: {remote: {}}` stands for them.",
     ),
 ]
 EnvOption = Annotated[
@@ -118,15 +119,15 @@ def _absolute(file: Path | None) -> Path | None:
     return file.absolute()
 
 
-def _plan(config: str, options: ClusterOptions) -> ClusterPlan:
-    """The plan of a run file; relative paths in it lead from the working folder."""
+def _plan(config: str, options: ClusterOptions, shared: PurePosixPath | None = None) -> ClusterPlan:
+    """The plan of a run file; relative paths in it lead from the working folder, or from `shared`."""
     from mtrl_plugins.cluster.cluster_plan import plan_cluster
     from trainer.cli.run_file import find_run_file, load_settings
     from trainer.train.settings import TrainSettings
 
     file = find_run_file(config)
     settings = load_settings(TrainSettings, file, {})
-    return plan_cluster(settings, file.absolute(), options, PurePosixPath(Path.cwd()))
+    return plan_cluster(settings, file.absolute(), options, shared or PurePosixPath(Path.cwd()))
 
 
 def _print_plan(plan: ClusterPlan, folder: Path, commands: Sequence[str]) -> None:
@@ -142,6 +143,75 @@ def _print_plan(plan: ClusterPlan, folder: Path, commands: Sequence[str]) -> Non
     lines += [f"note: {note}" for note in plan.notes]
     lines += [f"written to {folder}; submit it with:", *(f"  {command}" for command in commands)]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+CLUSTER = "The cluster"
+ImageOption = Annotated[str, typer.Option(metavar="IMAGE", help="An image with mtrl.", rich_help_panel=CLUSTER)]
+NamespaceOption = Annotated[
+    str | None, typer.Option(help="The namespace. Default: that of kubectl", rich_help_panel=CLUSTER)
+]
+StorageClassOption = Annotated[
+    str | None,
+    typer.Option(help="The class of the shared volume, which many nodes must write.", rich_help_panel=CLUSTER),
+]
+StorageOption = Annotated[str, typer.Option(help="The size of the shared volume.", rich_help_panel=CLUSTER)]
+ClaimOption = Annotated[
+    str | None,
+    typer.Option(help="An existing PersistentVolumeClaim, instead of a new one.", rich_help_panel=CLUSTER),
+]
+SecretOption = Annotated[
+    str | None,
+    typer.Option(help="A Secret whose keys become variables, such as WANDB_API_KEY.", rich_help_panel=CLUSTER),
+]
+CpusOption = Annotated[str | None, typer.Option(help="CPUs of a pod with ranks.", rich_help_panel=CLUSTER)]
+MemoryOption = Annotated[
+    str | None, typer.Option(help="Memory of a pod with ranks, such as 400Gi.", rich_help_panel=CLUSTER)
+]
+
+
+@render.command()
+def kubernetes(
+    config: ConfigOption,
+    image: ImageOption,
+    nodes: NodesOption = 1,
+    gpus: GpusOption = 8,
+    server_nodes: ServerNodesOption = None,
+    time: TimeOption = None,
+    name: NameOption = None,
+    server_image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="An image with SGLang. Default: SGLang's own of 0.5.23")
+    ] = None,
+    namespace: NamespaceOption = None,
+    storage_class: StorageClassOption = None,
+    storage: StorageOption = "500Gi",
+    claim: ClaimOption = None,
+    secret: SecretOption = None,
+    cpus: CpusOption = None,
+    memory: MemoryOption = None,
+    retries: RetriesOption = 3,
+    sandboxes: SandboxesOption = 0,
+    env: EnvOption = None,
+    out: OutOption = None,
+) -> None:
+    """Write manifests: an indexed Job for the ranks, a StatefulSet for SGLang servers, and a shared volume.
+
+    mtrl-train render kubernetes --config run.yaml --image registry/mtrl:1 --nodes 4 --storage-class nfs --out k8s/
+
+    Relative paths in the run file lead from /workspace, where pods mount the volume. Needs Kubernetes 1.31 or later.
+    """
+    with report_errors():
+        from mtrl_plugins.cluster.cluster_plan import ClusterOptions, parse_environment, write_files
+        from mtrl_plugins.cluster.kubernetes import SERVER_IMAGE, WORKSPACE, PodOptions, check_image, render_kubernetes
+
+        options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
+        options.check()
+        check_image("--server-image", server_image or SERVER_IMAGE)
+        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []), sandboxes)
+        plan = _plan(config, job, WORKSPACE)
+        folder = (out or Path("kubernetes") / plan.name).absolute()
+        write_files(folder, render_kubernetes(plan, options, server_image or SERVER_IMAGE))
+        command = f"kubectl apply -f {shlex.quote(str(folder))}"
+        _print_plan(plan, folder, [f"{command}    (first read {folder / 'README.md'})"])
 
 
 @app.command("wait-for-servers", hidden=True)

@@ -21,7 +21,7 @@ FILE_VARIABLE = "MTRL_EXIT_CODE_FILE"
 """Set by a job's script: where rank 0 writes its exit code."""
 NOT_AGAIN = 2
 """The run would end alike if it were started again: wrong settings, numbers that are not finite, too little memory.
-`slurm_job.sh` knows this number, too."""
+`pod_start.sh` and `slurm_job.sh` know this number, too."""
 _files: list[Path] = []
 
 

@@ -20,7 +20,7 @@ HOSTILE = (
     "y",
     "two\nlines",
 )
-"""Values that end up in scripts, and must arrive as they are."""
+"""Values that end up in scripts and manifests, and must arrive as they are."""
 
 
 def write_job(folder: Path, **settings: Any) -> Path:

@@ -36,6 +36,7 @@ def healthy_server() -> Iterator[str]:
 
 
 BASE = ("--config", "run.yaml", "--nodes", 4)
+K8S = ("kubernetes", *BASE, "--image", "mtrl:1")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,9 @@ BASE = ("--config", "run.yaml", "--nodes", 4)
         (("slurm", *BASE, "--sbatch", "nodes=9"), {}, "nodes is set by this command", "leave it out"),
         (("slurm", *BASE, "--sbatch", "qos=a\n#SBATCH --x"), {}, "control character", "rename"),
         (("slurm", *BASE, "--setup", "none.sh"), {}, "there is no such file", "name a shell file"),
+        ((*K8S, "--namespace", "My_Team"), {}, "no name in Kubernetes", "small letters"),
+        ((*K8S, "--storage", "much"), {}, "no quantity", "500Gi"),
+        ((*K8S, "--server-image", "$(x)"), {}, "no image", "REGISTRY/NAME:TAG"),
     ],
 )
 def test_mistakes_are_refused_with_a_remedy(
@@ -83,14 +87,13 @@ def test_name_of_a_run_file_is_made_valid_and_told(run: RunCommand, place: Path)
 
 def test_folder_with_other_files_is_refused_and_own_files_are_replaced(run: RunCommand, place: Path) -> None:
     write_job(place)
-    run("render", "slurm", *BASE, "--out", "made")
-    mark = place / "made/.rendered-by-mtrl"
-    mark.write_text(mark.read_text() + "earlier.sh\n")
-    (place / "made/earlier.sh").write_text("")
-    run("render", "slurm", *BASE, "--out", "made")
-    assert not (place / "made/earlier.sh").exists(), "what an earlier rendering wrote and this one does not is removed"
+    run("render", *K8S, "--out", "made")
+    run("render", *K8S, "--claim", "mine", "--out", "made")
+    assert not (place / "made/2-volume.yaml").exists(), (
+        "what an earlier rendering wrote and this one does not is removed"
+    )
     (place / "made/notes.txt").write_text("mine")
-    output = run("render", "slurm", *BASE, "--out", "made", code=2).output
+    output = run("render", *K8S, "--out", "made", code=2).output
     assert "has other files: notes.txt" in output and "an empty or a new folder" in output
     assert (place / "made/notes.txt").read_text() == "mine"
 
@@ -99,7 +102,7 @@ def test_mark_of_a_folder_cannot_lead_to_files_elsewhere(run: RunCommand, place:
     write_job(place)
     (place / "made").mkdir()
     (place / "made/.rendered-by-mtrl").write_text("../run.yaml\n..\n")
-    run("render", "slurm", *BASE, "--out", "made")
+    run("render", *K8S, "--out", "made")
     assert (place / "run.yaml").is_file()
 
 
