@@ -27,7 +27,7 @@ NEWER_VENV := venv() { for v in 3.12 3.13 3.14; do if PYENV_VERSION=$$v python$$
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-algorithms bench-made-tasks harbor-peer clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-algorithms bench-made-tasks harbor-peer clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -252,6 +252,16 @@ ENVIRONMENTS := gymnasium=gymnasium==1.4.0 textarena=textarena==0.7.4 openenv=op
 test-environments: install environments  ## The same 200 episodes here and with each framework's own runner, 64 sessions at once, kills, tapes
 	$(BIN)/python $(PYTEST) --numprocesses 2 --dist load tests/environments
 
+ray: .ray/installed  ## Make .ray: Ray in an environment of its own, for the tests of --ray (300 MB)
+
+.ray/installed:
+	$(PYTHON) -m venv .ray
+	.ray/bin/python -m pip install --quiet --disable-pip-version-check ray==2.60.0
+	@touch $@
+
+test-ray: install ray  ## Ranks and servers on a Ray cluster in a network namespace, about a minute
+	$(BIN)/python $(PYTEST) tests/ray
+
 agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm, to play rollouts with (2.8 GB; needs npm)
 
 .agents/installed: .ci/agents.txt | packages
@@ -270,4 +280,4 @@ images:        ## Build the Docker images of the gateway and of training with CU
 	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
-	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .harbor-peers .npm-peers .npm-servers .pip-servers .agents .environments .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .harbor-peers .npm-peers .npm-servers .pip-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -24,7 +24,7 @@ GROUP = "mtrl.plugins"
 SHIPPED: Mapping[str, tuple[str, ...]] = {
     "agents": ("agent",),
     "client_files": (),
-    "cluster": ("render", "wait-for-servers"),
+    "cluster": ("render", "wait-for-servers", "--ray", "--ray-servers"),
     "demo": ("demo", "sight", "shelves", "shell"),
     "environments": ("environment",),
     "harbor": ("harbor",),

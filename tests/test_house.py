@@ -90,6 +90,7 @@ PLUGIN_IMPORTS = {
     "tokenizers": ("demo/", "web/", "verl/conversions"),
     "websockets": ("environments/",),
     "yaml": ("cluster/",),
+    "ray": (),  # looked up by name where it is installed: it has an environment of its own in tests
     "sglang": (),
 }
 ALLOWED_IMPORTS = {"gateway": GATEWAY_IMPORTS, "mtrl_plugins": PLUGIN_IMPORTS, "trainer": TRAINER_IMPORTS}

@@ -221,7 +221,7 @@ def wait_for_servers(
 ) -> None:
     """Wait until SGLang servers answer; used by rendered jobs."""
     with report_errors():
-        from mtrl_plugins.cluster.wait_for_servers import wait_for_servers as wait
+        from mtrl_plugins.cluster.ray_launcher import wait_for_servers as wait
 
         def log(text: str) -> None:
             sys.stderr.write(f"mtrl-train: {text}\n")

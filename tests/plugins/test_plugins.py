@@ -108,6 +108,7 @@ def test_core_trains_to_the_same_weights_without_any_plugin(core: Path, tmp_path
         (("--data", "demo", "--model", "demo"), "'demo' needs the plug-in 'demo'"),
         (("--environment", "gymnasium:X", "--model", "m"), "`environment:` needs the plug-in `environments`"),
         (("--swift", "train.sh"), "--swift needs the plug-in 'scripts'"),
+        (("--config", "run.yaml", "--ray", "auto"), "--ray needs the plug-in 'cluster'"),
     ],
 )
 def test_what_needs_a_missing_plugin_names_it(core: Path, words: Sequence[str], problem: str) -> None:

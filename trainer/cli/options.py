@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,13 +16,16 @@ from gateway.plugin_commands import PluginGroup
 from gateway.plugins import installed_plugins
 from trainer.cli.errors import NAMED_PATHS
 
+if TYPE_CHECKING:
+    from trainer.train.settings import TrainSettings
+
 PANELS = MODEL_PANEL, TRAIN_PANEL = "Model, data and tools", "Run"
 """Headings of the main command's options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOption:
-    """An option of the main command that a plug-in adds; it does what its callable says."""
+    """An option of the main command that a plug-in adds; it does one of what the callables say."""
 
     name: str
     help: str
@@ -34,6 +37,8 @@ class TrainOption:
     """Further words of the command line that belong to its value."""
     read: Callable[[str, Sequence[str]], tuple[dict[str, Any], str]] | None = None
     """Reads settings instead of a run file, of its value and its words; returns them and the run's name."""
+    launch: Callable[[TrainSettings, str, TrainOptions], None] | None = None
+    """Runs the job elsewhere, with the settings, the run's name, and all options."""
     accompany: Callable[[Path], AbstractContextManager[None]] | None = None
     """Entered with the run's folder while the run trains."""
 
@@ -50,6 +55,18 @@ class TrainOption:
 
 TRAIN_OPTIONS: dict[str, TrainOption] = {}
 """The options that plug-ins have added, by name."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What was given to the main command."""
+
+    settings: Mapping[str, Any]
+    """Settings of the run file by name, as options override them; `config` is the run file."""
+    ranks: int | None
+    resume: bool
+    others: Mapping[str, Any]
+    """Options of plug-ins, by name."""
 
 
 _main_commands: list[Callable[..., None]] = []

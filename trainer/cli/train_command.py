@@ -23,6 +23,7 @@ from trainer.cli.options import (
     TRAIN_PANEL,
     OverrideWords,
     TrainOption,
+    TrainOptions,
     app,
     find_jobs,
 )
@@ -84,7 +85,7 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
     mode: Annotated[str | None, run_option("How far rollouts run ahead. Default: synchronous", "MODE")] = None,
     steps: Annotated[int | None, run_option("Number of training steps", "N")] = None,
     seed: Annotated[int | None, run_option("The same seed gives the same run", "N")] = None,
-    ranks: Annotated[int | None, run_option("Processes that train together. Default: 1", "N", 1)] = None,
+    ranks: Annotated[int | None, run_option("Processes that train together. Default: 1, or Ray's GPUs", "N", 1)] = None,
     restarts: Annotated[int | None, run_option("Restarts of --ranks after one is lost. Default: 3", "N", 0)] = None,
     out: Annotated[str | None, run_option("The run's folder. Default: the next one in runs/", "DIR")] = None,
     resume: Annotated[bool, run_flag("--resume", "Resume the run in --out, or the newest run")] = False,
@@ -121,9 +122,13 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
         return
     with keep_exit_code(), report_errors():
         resume = resume or (auto_resume and has_run_to_resume(out))
+        launch = next((option.launch for option in plugin_options if option.launch), None)
         given_plugins = {option.name: others[option.parameter.name] for option in plugin_options}
-        changes = {"ranks": ranks, "restarts": restarts}
+        changes = {"ranks": ranks if launch is None else None, "restarts": restarts}
         load = partial(_load_settings, options, config, given_plugins, context.obj or [], changes, resume=resume)
+        if launch is not None and not dry_run:
+            launch(*load(), TrainOptions(options | {"config": config}, ranks, resume, given_plugins))
+            return
         company = [option for option in plugin_options if option.accompany]
         with prepare_run(load, company, dry_run=dry_run, resume=resume, verbose=verbose) as run:
             if run is not None:

@@ -39,7 +39,7 @@ def write_exit_code(code: int) -> None:
 
 
 RESTARTS = "MTRL_RESTARTS"
-"""Set by our own launcher, `--ranks`."""
+"""Set by our own launchers: `--ranks` and `--ray`."""
 RESTARTS_KEY = "restarts"
 """In the state of a checkpoint: the total when it was written."""
 COUNTERS = (RESTARTS, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -73,7 +73,7 @@ class RankRestarts:
 LAUNCHED = "MTRL_RANK_PIPE"
 """Set in the environment of a rank that `--ranks N` started; its standard input ends with its parent."""
 JOB_LAUNCHERS = ("TORCHELASTIC_RUN_ID", KEPT)
-"""Set by torchrun, and in rendered jobs: one rank of theirs trains alone, since it may be all that is left.
+"""Set by torchrun, and by Ray and in rendered jobs: one rank of theirs trains alone, since it may be all that is left.
 Elsewhere a process alone, such as a single task of srun, may start ranks itself."""
 FIRST_SLURM_PORT = 20000
 SLURM_PORTS = 20000
