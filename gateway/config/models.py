@@ -230,6 +230,10 @@ class Server(FrozenModel):
     on_clash: OnClash = "prefix"
     """What happens to a tool of this server whose name a native tool or a server further up in the file has: `prefix`
     offers it as `server_tool`, `refuse` is an error at the start, `first` leaves it out."""
+    resources: Literal["none", "tools"] = "none"
+    """`tools`: the policy can list and read the server's resources, with tools named after the server."""
+    prompts: Literal["none", "tools"] = "none"
+    """`tools`: the policy can list and get the server's prompts."""
     optional: bool = False
     """The gateway works without it: if it is down, `mtrl-gateway check` prints a note instead of an error."""
     start: str | None = None

@@ -86,6 +86,8 @@ class ToolListing:
     header_maps: Mapping[str, HeaderMap] = field(default_factory=dict)
     checkers: tuple[ArgumentChecker, ...] = field(default=(), repr=False)
     """Held so that those who offer the tools need not compile their schemas again."""
+    catalog: Mapping[str, str] = field(default_factory=dict)
+    """Tools that stand for a method on resources or prompts, each with the method."""
 
     @cached_property
     def by_name(self) -> Mapping[str, ToolSpec]:

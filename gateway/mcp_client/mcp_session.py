@@ -14,6 +14,7 @@ import anyio
 
 from gateway.config.rollout_variables import needs_folder
 from gateway.errors import Unavailable
+from gateway.mcp_client.catalog_tools import call_catalog_tool
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.decode import is_heavy, to_result
 from gateway.mcp_client.errors import JSONRPC_ERROR, UpstreamError, ended_by_policy
@@ -150,7 +151,10 @@ class McpSession:
             if (folder := connection.transport.folder) is not None:
                 arguments = to_server(arguments, folder)
             context = with_answers(context, self._toolset.answers)
-            raw = await connection.request("tools/call", {"name": call.name, "arguments": arguments}, context)
+            if (method := self._toolset.listing.catalog.get(call.name)) is not None:
+                raw = await call_catalog_tool(connection, method, arguments, context)
+            else:
+                raw = await connection.request("tools/call", {"name": call.name, "arguments": arguments}, context)
             raw = to_policy(raw, folder)
         except UpstreamError as error:
             error.reason = to_policy(error.reason, folder)

@@ -24,6 +24,7 @@ from gateway.elicitation import ElicitationAnswers
 from gateway.errors import ConfigError
 from gateway.mcp_client.auth.credentials import Credentials
 from gateway.mcp_client.auth.oauth_credentials import build_credentials
+from gateway.mcp_client.catalog_tools import add_catalog_tools
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.errors import CloseReason, UpstreamError
 from gateway.mcp_client.http_client import HttpAccess
@@ -317,7 +318,7 @@ class McpToolset:
     async def _load_listing(self, connection: Connection, deadline: float) -> bool:
         try:
             with anyio.fail_after(max(0.5, deadline - anyio.current_time())):
-                listing = await read_listing(connection, self.owner)
+                listing = await self._read_listing(connection)
         except UpstreamError as error:
             connection.close(f"its tools cannot be listed: {error.reason}")
             return False
@@ -330,6 +331,10 @@ class McpToolset:
         self._state.connect_count += 1
         self._update_listing(listing, announced=self._state.connect_count == 1)
         return True
+
+    async def _read_listing(self, connection: Connection) -> ToolListing:
+        listing = await read_listing(connection, self.owner)
+        return add_catalog_tools(listing, self.name, self.config, connection)
 
     def _set_down(self, failures: list[tuple[TransportName, CloseReason]]) -> None:
         close_reason = failures[-1][1]
@@ -372,7 +377,7 @@ class McpToolset:
                 continue
             try:
                 with anyio.fail_after(self.config.connect_timeout_s):
-                    self._update_listing(await read_listing(connection, self.owner), announced=True)
+                    self._update_listing(await self._read_listing(connection), announced=True)
             except (UpstreamError, TimeoutError):
                 # The old listing stays; a lost connection is handled by the reconnect loop.
                 continue
