@@ -33,6 +33,8 @@ class MakeSettings:
     """The share of tasks that are held out."""
     seed: int = 0
     examples: Examples = field(default_factory=dict)
+    answers_only: bool = False
+    """Whether tasks are left out that a state grades, or whose answer no shell compares."""
 
 
 @dataclass
@@ -202,6 +204,10 @@ class TaskMaker:
     def _make_task(self, chain: Chain) -> MadeTask:
         """The chain with its question; raises Dropped with what is wrong with it."""
         self._check_wanted(chain)
+        if self._settings.answers_only and (chain.answer is None or chain.end_state):
+            raise Dropped("its grade needs the server's state")
+        if self._settings.answers_only and chain.answer is not None and not is_comparable(chain.answer.text):
+            raise Dropped("a shell cannot compare its answer")
         if any(split_of(value) != chain.split for value in chain.values):
             raise Dropped("one of its values belongs to the other split")
         if problem := self._knows_nothing.find_problem(chain):
@@ -234,6 +240,12 @@ def _quotas(settings: MakeSettings) -> dict[tuple[int, str], int]:
         for at, level in enumerate(settings.levels):
             quotas[level, split] = wanted // len(settings.levels) + (at < wanted % len(settings.levels))
     return quotas
+
+
+def is_comparable(answer: str) -> bool:
+    """Whether a shell of any locale compares an answer whatever its case: it has text, and letters with a case are
+    ASCII."""
+    return bool(answer.strip()) and not any(ord(sign) > MAX_ASCII and sign.lower() != sign.upper() for sign in answer)
 
 
 def count_shared_values(made: Sequence[MadeTask]) -> int:

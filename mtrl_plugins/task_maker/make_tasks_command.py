@@ -34,6 +34,9 @@ def make_tasks(
     examples: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Arguments that no schema tells, such as SQL: see below")
     ] = None,
+    harbor: Annotated[
+        str, typer.Option(metavar="URL", help="Write a folder of Harbor tasks; their server is at URL")
+    ] = "",
 ) -> None:
     """Make verifiable tasks from an MCP server, without a judge or a key.
 
@@ -53,6 +56,11 @@ def make_tasks(
     A task costs four to eight starts of the server: 500 tasks take about 10 minutes with one in Node.js, and 30 with
     one in Python, on two cores. Ctrl-C writes the tasks that were made until then.
 
+    mtrl-train make-tasks --mcp mcp_servers.json --server notes --out tasks --harbor http://127.0.0.1:8000/mcp
+
+    The last writes Harbor tasks, for the same server where `mtrl-gateway serve --mcp mcp_servers.json` has it: each
+    session there begins anew. A value in a file grades them; tasks that a state grades are left out.
+
     Lines of --examples are {"tool": "find", "arguments": {"query": "SELECT city FROM people WHERE name='{name}'"}}:
     {name} is a known value of that key, {+name} a new word, {#count} a new number.
     """
@@ -61,7 +69,7 @@ def make_tasks(
 
     written: list[Path] = []
     with report_errors(stopped=lambda: _describe_stop(written)):
-        anyio.run(_make, mcp, server, out, _read_options(n, levels, held_out, seed, examples),
+        anyio.run(_make, mcp, server, (out, harbor), _read_options(n, levels, held_out, seed, examples, harbor),
                   (state, tuple(tool or ())), Console(), written)  # fmt: skip
 
 
@@ -69,7 +77,7 @@ def _describe_stop(written: list[Path]) -> str:
     return f"the tasks so far are in {written[0]}" if written else "there are no tasks yet"
 
 
-def _read_options(n: int, levels: str, held_out: float, seed: int, examples: Path | None) -> MakeSettings:
+def _read_options(n: int, levels: str, held_out: float, seed: int, examples: Path | None, harbor: str) -> MakeSettings:
     from gateway.errors import ConfigError
     from mtrl_plugins.task_maker.make_tasks import MakeSettings
     from mtrl_plugins.task_maker.server_sessions import read_examples
@@ -80,25 +88,28 @@ def _read_options(n: int, levels: str, held_out: float, seed: int, examples: Pat
         numbers = ()
     if not numbers or not all(1 <= level <= MAX_LEVEL for level in numbers):
         raise ConfigError(f"is {levels!r}", field="--levels", remedy=f"write numbers from 1 to {MAX_LEVEL}: 1,2,3")
-    return MakeSettings(n, numbers, held_out, seed, read_examples(examples))
+    return MakeSettings(n, numbers, held_out, seed, read_examples(examples), answers_only=bool(harbor))
 
 
 MAX_LEVEL = 12
 
 
 async def _make(
-    mcp: Path, name: str, out: Path, settings: MakeSettings, chosen: tuple[str | None, tuple[str, ...]],
+    mcp: Path, name: str, out: tuple[Path, str], settings: MakeSettings, chosen: tuple[str | None, tuple[str, ...]],
     console: Console, written: list[Path],
 ) -> None:  # fmt: skip
+    from mtrl_plugins.task_maker.harbor_output import check_harbor
     from mtrl_plugins.task_maker.make_tasks import TaskMaker
     from mtrl_plugins.task_maker.output import check_output
     from mtrl_plugins.task_maker.server_sessions import describe_server, open_server
     from trainer.view.progress import show_task_making
 
-    check_output(out)
+    check_output(out[0], is_folder=bool(out[1]))
     started = time.monotonic()
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(open_server(mcp, name, *chosen))
+        if out[1]:
+            check_harbor(out[1], server)
         console.print(describe_server(server), markup=False)
         with show_task_making(console) as progress:
             maker = TaskMaker(server, settings, progress)
@@ -106,13 +117,18 @@ async def _make(
             await maker.make()
 
 
-def _write(out: Path, maker: TaskMaker, mcp: Path, seconds: float, console: Console, written: list[Path]) -> None:
+def _write(
+    out: tuple[Path, str], maker: TaskMaker, mcp: Path, seconds: float, console: Console, written: list[Path]
+) -> None:
     """Writes the tasks that were made, also where an error or Ctrl-C ended the command."""
+    from mtrl_plugins.task_maker.harbor_output import write_harbor_tasks
     from mtrl_plugins.task_maker.output import format_report, write_tasks
 
     if not maker.made:
         return
-    written += write_tasks(out, maker.made, maker.server, mcp)
+    path, url = out
+    made = (path, maker.made, maker.server, mcp)
+    written += write_harbor_tasks(*made, url) if url else write_tasks(*made)
     console.print(format_report(maker, seconds), markup=False)
     console.print(f"written: {', '.join(map(str, written))}", markup=False, soft_wrap=True)
     console.print(

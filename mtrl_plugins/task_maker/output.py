@@ -61,11 +61,15 @@ def format_yaml(value: object) -> str:
     return text if all(character.isalnum() or character in "./_-" for character in text) else json.dumps(text)
 
 
-def check_output(out: Path) -> None:
-    """Raises ConfigError if one of the files exists already."""
-    for file in (out, out.with_suffix(".yaml"), held_out_file(out)):
+def check_output(out: Path, *, is_folder: bool = False) -> None:
+    """Raises ConfigError if one of the files exists already, or the folder of Harbor tasks."""
+    for file in (out, out.with_suffix(".yaml"), *(() if is_folder else [held_out_file(out)])):
         if file.exists():
             raise ConfigError("already exists", file=file, field="--out", remedy="name another one, or remove it")
+    if is_folder and out.suffix:
+        raise ConfigError(
+            f"is {out.name!r}", field="--out", remedy="Harbor tasks are folders: name one for them, tasks"
+        )
     if out.suffix == ".yaml":
         raise ConfigError(f"is {out.name!r}", field="--out", remedy="tasks are lines of JSON: name it tasks.jsonl")
 
