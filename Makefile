@@ -267,7 +267,7 @@ agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm
 .agents/installed: .ci/agents.txt | packages
 	$(PYTHON) -m venv .agents
 	.agents/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/agents.txt
-	npm install --silent --no-audit --no-fund --prefix .agents/npm @openai/codex@0.169.0 opencode-ai@1.18.33 @mariozechner/pi-coding-agent@0.73.1 @qwen-code/qwen-code@0.24.4
+	npm install --silent --no-audit --no-fund --prefix .agents/npm @openai/codex@0.169.0 opencode-ai@1.18.33 @mariozechner/pi-coding-agent@0.73.1 @qwen-code/qwen-code@0.24.4 @google/gemini-cli@0.61.0
 	if $(NEWER_VENV) .agents/openhands; then .agents/openhands/bin/python -m pip install --quiet --disable-pip-version-check \
 	  openhands-sdk==1.58.2 openhands-tools==1.58.2; else echo "no Python of 3.12 or newer: OpenHands is left out"; fi
 	@touch $@

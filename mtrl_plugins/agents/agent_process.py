@@ -80,6 +80,8 @@ def make_environment(
         "OPENAI_API_KEY": about["api_key"],
         "ANTHROPIC_BASE_URL": about["anthropic_base_url"],
         "ANTHROPIC_API_KEY": about["api_key"],
+        "GOOGLE_GEMINI_BASE_URL": about["anthropic_base_url"],
+        "GEMINI_API_KEY": about["api_key"],
         "MTRL_MCP_URL": str(about.get("mcp_url", "")),
         **{name: fill(text, words) for name, text in settings.env.items()},
     }

@@ -1,4 +1,4 @@
-"""The HTTP endpoint for agents: the policy in the protocols of OpenAI and Anthropic; an address per session.
+"""The HTTP endpoint for agents: the policy in the protocols of OpenAI, Anthropic and Google; an address per session.
 
 /sessions                                POST: a program opens a session (`agent.external`)
 /sessions/{id}/reward                    POST: the reward of the rollout
@@ -9,6 +9,7 @@
 /sessions/{id}/v1/responses              Responses
 /sessions/{id}/v1/messages               Anthropic Messages
 /sessions/{id}/v1/messages/count_tokens  the tokens of a prompt, of which nothing is kept
+/sessions/{id}/v1beta/models/{model}:... Gemini: generateContent, streamGenerateContent, countTokens
 
 Requests need the session's key; opening a session needs the run's.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import hmac
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -29,16 +31,18 @@ from gateway.bounded_json import JsonDepthError, JsonLimitError, loads
 from gateway.http.endpoint import DisconnectWatcher, Endpoint, Router
 from gateway.http.exchange import ClientDisconnected, Request, Response, json_response
 from gateway.mcp_server.session_app import SessionMcpApp
-from mtrl_plugins.agents import anthropic_dialect, chat_dialect, responses_dialect
+from mtrl_plugins.agents import anthropic_dialect, chat_dialect, google_dialect, responses_dialect
 from mtrl_plugins.agents.agent_session import AgentSession
 from mtrl_plugins.agents.anthropic_dialect import AnthropicEvents
 from mtrl_plugins.agents.chat_dialect import ChatEvents
+from mtrl_plugins.agents.google_dialect import GoogleDialect, GoogleEvents, GooglePaths
 from mtrl_plugins.agents.requests import (
     MessageCache,
     PolicyAnswer,
     PolicyProblem,
     PolicyRequest,
     ProblemKind,
+    read_query,
     require,
 )
 from mtrl_plugins.agents.responses_dialect import ResponsesEvents
@@ -52,6 +56,8 @@ MODEL = "policy"
 
 NAME_LENGTH, MOST_REWARDS = 100, 100
 """Bounds on the rewards that a program may post."""
+_GOOGLE_PATH = re.compile(r"/v1(alpha|beta)(/|$)|/models/[^/]+:|/google/")
+"""In paths whose refusals have Google's form."""
 BOX_BYTES = 128 * 1024 * 1024
 """Of bodies that one box has under way."""
 
@@ -66,11 +72,20 @@ class Dialect(Protocol):
     def write_problem(self, problem: PolicyProblem) -> bytes: ...
 
 
+GOOGLE = GoogleDialect(stream=False)
 DIALECTS: tuple[tuple[Dialect, type[EventWriter]], ...] = (
     (chat_dialect, ChatEvents),
     (responses_dialect, ResponsesEvents),
     (anthropic_dialect, AnthropicEvents),
+    (GOOGLE, GoogleEvents),
+    (GoogleDialect(stream=True), GoogleEvents),
 )
+Read = Callable[[Mapping[str, Any], MessageCache], PolicyRequest]
+COUNTED: tuple[tuple[str, Dialect, Read, str], ...] = (
+    ("/v1/messages/count_tokens", anthropic_dialect, anthropic_dialect.read_request, "input_tokens"),
+    (google_dialect.COUNT_PATH, GOOGLE, google_dialect.read_counted, "totalTokens"),
+)
+"""Where tokens are counted: the path, its protocol, what reads a request, and the field of the answer."""
 Answer = Callable[[Request], Awaitable[ASGIApp]]
 OpenSession = Callable[[Mapping[str, Any]], Awaitable[AgentSession]]
 """Gives a program that asks for one a session, with what it said."""
@@ -93,12 +108,13 @@ class AgentEndpoint:
             "/sessions/{id}/end": self._endpoint("POST", self._end),
             "/sessions/{id}/mcp": _Tools(self),
             "/sessions/{id}/v1/models": self._endpoint("GET", self._models),
-            "/sessions/{id}/v1/messages/count_tokens": self._endpoint("POST", self._count_tokens, anthropic_dialect),
         }
+        for path, dialect, read, field in COUNTED:
+            apps[f"/sessions/{{id}}{path}"] = self._endpoint("POST", partial(self._count_tokens, read, field), dialect)
         for dialect, events in DIALECTS:
             generate = self._endpoint("POST", partial(self._generate, dialect, events), dialect)
             apps[f"/sessions/{{id}}{dialect.PATH}"] = generate
-        self.app: ASGIApp = Router(apps, _not_found)
+        self.app: ASGIApp = GooglePaths(Router(apps, _not_found))
 
     def _endpoint(self, method: str, answer: Answer, dialect: Dialect = chat_dialect) -> Endpoint:
         """An endpoint that says what went wrong in a protocol's form."""
@@ -157,10 +173,10 @@ class AgentEndpoint:
         session.ended.set()
         return json_response({"turns": len(session.tree.turns), "rewards": session.rewards})
 
-    async def _count_tokens(self, request: Request) -> ASGIApp:
+    async def _count_tokens(self, read: Read, field: str, request: Request) -> ASGIApp:
         session = self.find(request)
-        asked = anthropic_dialect.read_request(await read_body(request), session.messages)
-        return json_response({"input_tokens": await session.count_tokens(asked)})
+        asked = read(await read_body(request), session.messages)
+        return json_response({field: await session.count_tokens(asked)})
 
     async def _models(self, request: Request) -> ASGIApp:
         limit = self.find(request).context_length
@@ -260,12 +276,13 @@ async def read_body(request: Request) -> Mapping[str, Any]:
 
 
 def read_key(scope: Scope) -> str:
-    """The key of a request, as clients of OpenAI or Anthropic send it."""
+    """The key of a request, as clients of OpenAI, Anthropic or Google send it."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     bearer = headers.get(b"authorization", b"").decode("latin-1")
     if bearer[:7].lower() == "bearer ":
         return bearer[7:]
-    return headers.get(b"x-api-key", b"").decode("latin-1")
+    key = (headers.get(b"x-api-key") or headers.get(b"x-goog-api-key", b"")).decode("latin-1")
+    return key or read_query(scope, "key")
 
 
 def is_key(scope: Scope, key: str) -> bool:
@@ -274,7 +291,9 @@ def is_key(scope: Scope, key: str) -> bool:
 
 
 async def _refuse(problem: PolicyProblem, scope: Scope, receive: Receive, send: Send) -> None:
-    await Response(chat_dialect.write_problem(problem), problem.status)(scope, receive, send)
+    """Answers in the form of the path's protocol."""
+    dialect = GOOGLE if _GOOGLE_PATH.search(scope["path"]) else chat_dialect
+    await Response(dialect.write_problem(problem), problem.status)(scope, receive, send)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

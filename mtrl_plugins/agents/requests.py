@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import parse_qs
+
+from starlette.types import Scope
 
 from gateway.media.sniff import MediaError, media_from_data_uri
 from gateway.types import EMPTY, Image, ToolCall
@@ -150,6 +153,12 @@ def read_text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name, "")
     require(isinstance(value, str), "must be a text", name)
     return str(value)
+
+
+def read_query(scope: Scope, name: str) -> str:
+    """A field of the query in a request's address; an empty one if it is missing."""
+    query: str = scope.get("query_string", b"").decode("latin-1")
+    return parse_qs(query).get(name, [""])[0]
 
 
 MOST_TEXTS, LONGEST_TEXT = 16, 200

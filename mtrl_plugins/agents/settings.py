@@ -53,7 +53,7 @@ class AgentSandbox(SandboxSettings):
 class AgentSettings(RunPart):
     """An agent that exists already: a program, a Python function, or whoever opens sessions over HTTP.
 
-    It talks to the policy through an endpoint with the protocols of OpenAI and Anthropic.
+    It talks to the policy through an endpoint with the protocols of OpenAI, Anthropic and Google.
     """
 
     key: ClassVar[str] = "agent"
@@ -70,8 +70,8 @@ class AgentSettings(RunPart):
     """Programs elsewhere open sessions by `POST /sessions`, play them, and post the reward."""
     env: dict[str, str] = {}
     """Further environment variables of the program; the same words are replaced. It gets `OPENAI_BASE_URL`,
-    `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY` and `MTRL_MCP_URL`, and of ours nothing in a sandbox,
-    else `PATH`, `HOME`, `LANG` and `TZ`."""
+    `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY`, `GOOGLE_GEMINI_BASE_URL`, `GEMINI_API_KEY` and
+    `MTRL_MCP_URL`, and of ours nothing in a sandbox, else `PATH`, `HOME`, `LANG` and `TZ`."""
     inherit_env: tuple[str, ...] = ()
     """Names of our own environment variables that the program gets, too."""
     cwd: Path | None = None

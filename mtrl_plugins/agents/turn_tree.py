@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b, sha256
@@ -281,6 +281,22 @@ def _restore_call_ids(parent: PolicyTurn, sent_back: Message, rest: tuple[Messag
         else message
         for message in rest
     )
+
+
+def match_results(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages; a result without an id answers the first open call of its name, or else the first open one."""
+    waiting: dict[str, str] = {}
+    for message in messages:
+        if message["role"] == "assistant":
+            waiting = {call["id"]: call["function"]["name"] for call in message.get(TOOL_CALLS, ())}
+        elif message["role"] == "tool":
+            if "name" in message:
+                named = (id for id, name in waiting.items() if name == message["name"])
+                id, key = next(named, next(iter(waiting), "")), message_key(message)
+                message = ReadMessage(role="tool", tool_call_id=id, content=message["content"])
+                message.key = key  # Ids do not count.
+            waiting.pop(message["tool_call_id"], None)
+        yield message
 
 
 def _make_ledger(leaf: PolicyTurn, seen: set[int]) -> Ledger:

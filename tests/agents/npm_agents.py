@@ -44,6 +44,7 @@ PI = """{"providers": {"mtrl": {
   "baseUrl": "{base_url}", "api": "openai-completions", "apiKey": "{api_key}",
   "models": [{"id": "policy", "contextWindow": 100000, "maxTokens": 2000}]
 }}}"""
+GEMINI = '{"security": {"auth": {"selectedType": "gemini-api-key"}}, "privacy": {"usageStatisticsEnabled": false}}'
 PROMPT = "Add the numbers of numbers.txt, and write the sum to sum.txt."
 COMMAND = "awk '{s += $1} END {print s}' numbers.txt > sum.txt; echo done by mtrl"
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -78,6 +79,11 @@ AGENTS: dict[str, dict[str, Any]] = {
         "command": ("qwen", "--auth-type", "openai", "--yolo", "--prompt", PROMPT),
         "env": {"OPENAI_MODEL": "policy"},
         "files": {},
+    },
+    "gemini": {
+        "command": ("gemini", "--yolo", "--model", "policy", "--prompt", PROMPT),
+        "env": {"GEMINI_CLI_TRUST_WORKSPACE": "true"},
+        "files": {".gemini/settings.json": GEMINI},
     },
 }
 TOOLS = (("exec_command", "cmd"), ("shell_command", "command"), ("bash", "command"), ("run_shell_command", "command"))

@@ -24,6 +24,8 @@ CASES = [
     ("openai_responses.py", "previous"),
     ("anthropic_loop.py",),
     ("anthropic_loop.py", "stream"),
+    ("google_loop.py",),
+    ("google_loop.py", "stream"),
     ("agents_sdk.py",),
     ("agents_sdk.py", "chat", "stream"),
     ("langgraph_agent.py",),

@@ -40,6 +40,7 @@ def play(name: str, kind: str) -> dict[str, Any]:
         ("mini", "grade", [2], ["bash", "bash"], {}),
         ("mini", "harbor", [2], ["bash", "bash"], {}),
         ("qwen", "harbor", [2], ["run_shell_command"], {"arguments": 1}),
+        ("gemini", "harbor", [2], ["run_shell_command"], {"arguments": 1}),
     ],
 )
 def test_agent_finishes_a_task_with_exact_ids(
