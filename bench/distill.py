@@ -1,4 +1,6 @@
-"""A larger shape teaches the default job's model, beside GRPO with the same core-seconds, on the same seeds.
+"""A larger shape teaches the default job's model, by sampled tokens and by its most likely ones, beside GRPO.
+
+All with the same core-seconds, on the same seeds.
 
 python bench/distill.py                   # writes bench/results/distill.{json,md}
 python bench/distill.py --seeds 0         # only prints
@@ -34,6 +36,7 @@ TEACHER_SHAPE = {
     "num_attention_heads": 6,
     "num_key_value_heads": 6,
 }
+TOP_K = 8
 BUDGETS = (5, 10, 20)
 """Core-seconds after the model was loaded."""
 COMMON = ("early_stop=null", "record=false", "evaluation.after=false", "evaluation.every=3", "evaluation.rows=100")
@@ -96,7 +99,7 @@ def success_within(curve: list[tuple[float, float]], budget: float) -> float:
 
 def format_results(results: dict[int, dict[str, list[tuple[float, float]]]]) -> str:
     """The results as a Markdown table."""
-    heads = [f"{method}, {budget} s" for method in ("GRPO", "teacher") for budget in BUDGETS]
+    heads = [f"{method}, {budget} s" for method in ("GRPO", "teacher", f"top {TOP_K}") for budget in BUDGETS]
     lines = [f"| seed | before | {' | '.join(heads)} |", "|--:" * (len(heads) + 2) + "|"]
     for seed, curves in results.items():
         cells = [f"{success_within(curve, budget):.2f}" for curve in curves.values() for budget in BUDGETS]
@@ -112,7 +115,8 @@ def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory(prefix="mtrl-distill-") as place:
         teacher = build_teacher(Path(place) / "teacher")
-        methods = {"grpo": [], "teacher": ["n=1", "prompts=128", f"algorithm.kl.reference.model={teacher}"]}
+        taught = ["n=1", "prompts=128", f"algorithm.kl.reference.model={teacher}"]
+        methods = {"grpo": [], "teacher": taught, "top": [*taught, f"algorithm.kl.top_k={TOP_K}"]}
         for seed in args.seeds:
             runs = {name: Path(place) / f"{name}-{seed}" for name in methods}
             results[seed] = {name: train(seed, methods[name], runs[name]) for name in methods}

@@ -233,7 +233,7 @@ def sight() -> str:
     for item in seeds:
         others = (f"{item['controls'][name]:.3f}" for name in names)
         lines.append(f"| {item['seed']} | {_rates(item)} | {' | '.join(others)} |")
-    lines += ["", *_curve(seeds[0]), "", "![The house from outside, and the lit room](images/sight.png)"]
+    lines += ["", "![The house from outside, and the lit room](images/sight.png)"]
     return "\n".join(lines)
 
 

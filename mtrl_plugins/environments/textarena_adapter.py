@@ -65,7 +65,7 @@ class TextArenaAdapter:
         self.textarena, self.environment, self.args = textarena, environment, dict(args["make"])
         self.player = int(args["player"])
         self.make_opponent = _opponent_maker(args["opponent"])
-        self.players = args["players"] or self._find_players()
+        self.players = self._find_players(args["players"])
         if self.player >= self.players:
             problem = f"the game has {self.players} players, so there is no seat {self.player}"
             raise HostError(problem, "correct `environment.player`, or set `environment.players`")
@@ -89,16 +89,18 @@ class TextArenaAdapter:
                 problem = f"{self.environment!r} needs Python 3.12 or later, and {found}"
             raise HostError(problem, _remedy(error)) from error
 
-    def _find_players(self) -> int:
-        """The fewest players that the game takes: it refuses other numbers as it begins."""
-        for players in range(1, MAX_PLAYERS + 1):
+    def _find_players(self, given: int | None) -> int:
+        """The given number of players, or the fewest that the game takes: it refuses others as it begins."""
+        causes: dict[str, None] = {}
+        for players in (given,) if given else range(1, MAX_PLAYERS + 1):
             try:
                 self._make({}).reset(num_players=players, seed=0)
                 return players
-            except (AssertionError, IndexError, KeyError, ValueError, TypeError):
-                continue
-        remedy = "set `environment.players`"
-        raise HostError(f"{self.environment!r} begins with no number of players up to {MAX_PLAYERS}", remedy)
+            except (AssertionError, IndexError, KeyError, ValueError, TypeError) as error:
+                causes[str(error)] = None
+        wanted = f"{given} players" if given else f"any number of players up to {MAX_PLAYERS}"
+        problem = f"{self.environment!r} does not begin with {wanted}: {'; '.join(causes)[:400]}"
+        raise HostError(problem, "correct `environment.players` or `environment.args`, or leave them out")
 
 
 def _needs_newer(error: Exception) -> bool:

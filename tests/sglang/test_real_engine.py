@@ -13,9 +13,13 @@ import pytest
 from transformers import PreTrainedModel
 
 from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of, written_on
+from tests.trainer.policy.tiny_policies import pack_sequences
+from trainer.algorithms.settings import ReferenceSettings
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.policy.logprobs import LogprobReader
+from trainer.policy.reference import ServedReference
 
 ROUNDED = 3e-5
 """Between two programs in float32: each is off what is exact by half of it, in the least likely tokens."""
@@ -81,6 +85,19 @@ async def test_weights_that_differ_from_the_trainers_end_the_run(
         moved(policy)
         with pytest.raises(EngineError, match="has other weights than were published"):
             await engine.publish(other, 1)
+
+
+async def test_most_likely_tokens_of_a_served_teacher_are_the_models(
+    server: ServerProcess, policy: PreTrainedModel
+) -> None:
+    rows = [[*PROMPT, 7, 9, 11], [*PROMPT, 8]]
+    ids_T, sequence_T, _ = pack_sequences(rows)
+    inputs = ids_T, sequence_T, (ids_T < 12) & (ids_T != 9), 6
+    teacher = ServedReference(ReferenceSettings(url=server.url))
+    served = await anyio.to_thread.run_sync(teacher.compute_top_logprobs, *inputs)
+    local = LogprobReader(policy, 1024).compute_top_logprobs(*inputs)
+    assert (served.logprobs_TK - local.logprobs_TK).abs().max() <= AGREE
+    assert (served.ids_TK == local.ids_TK).float().mean() > 0.9  # Equally likely ones may change places.
 
 
 async def test_closed_connection_frees_its_slot(server: ServerProcess, policy: PreTrainedModel) -> None:

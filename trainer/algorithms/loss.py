@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -59,6 +60,24 @@ def estimate_kl(logprobs_T: Tensor, batch: Batch, estimator: Estimator) -> Tenso
         return value_T
     gradient_T = log_T**2 / 2
     return value_T.detach() + gradient_T - gradient_T.detach()
+
+
+MIN_REST = 1e-6
+"""The least probability of all other tokens together: what rounding leaves of it."""
+
+
+def compute_top_kl(logprobs_TK: Tensor, batch: Batch) -> Tensor:
+    """The KL of each trained token's distribution from the reference's, over the reference's most likely tokens and all
+    others as one: at most the whole KL, and equal to it if there are no others; 0 elsewhere."""
+    if batch.ref_top is None:
+        raise ValueError("the KL over the reference's most likely tokens needs those, and the batch has none")
+    reference_TK = batch.ref_top.logprobs_TK
+    is_token_TK = batch.trained_T[:, None] & (reference_TK > -inf)
+    log_TK, reference_TK = (torch.where(is_token_TK, values, 0) for values in (logprobs_TK, reference_TK))
+    mass_TK, reference_mass_TK = (torch.where(is_token_TK, values.exp(), 0) for values in (log_TK, reference_TK))
+    rest_T, reference_rest_T = ((1 - mass.sum(-1)).clamp(min=MIN_REST) for mass in (mass_TK, reference_mass_TK))
+    kl_T = (mass_TK * (log_TK - reference_TK)).sum(-1) + rest_T * (rest_T / reference_rest_T).log()
+    return torch.where(batch.trained_T, kl_T, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +170,15 @@ class Loss:
 
 
 def compute_loss(
-    logprobs_T: Tensor, batch: Batch, totals: StepTotals, settings: AlgorithmSettings, entropy_T: Tensor | None = None
+    logprobs_T: Tensor,
+    batch: Batch,
+    totals: StepTotals,
+    settings: AlgorithmSettings,
+    entropy_T: Tensor | None = None,
+    top_TK: Tensor | None = None,
 ) -> Loss:
-    """Computes the loss from the new policy's logprobs of the batch's ids, and its entropies for a bonus."""
+    """Computes the loss from the new policy's logprobs of the batch's ids, its entropies for a bonus, and its logprobs
+    of the reference's most likely tokens."""
     if logprobs_T.shape != batch.ids_T.shape:
         raise ValueError(f"{len(batch.ids_T)} tokens with logprobs of shape {tuple(logprobs_T.shape)}")
     batch.check_finite("a new logprob of", logprobs_T.detach(), batch.trained_T)
@@ -167,7 +192,10 @@ def compute_loss(
         metrics = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
         factor_T = _kl_factor(logprobs_T, weights_T, batch, settings)
     if settings.kl.coefficient and not settings.kl.in_reward:
-        kl_T = factor_T * estimate_kl(logprobs_T, batch, settings.kl.estimator)
+        if top_TK is None:
+            kl_T = factor_T * estimate_kl(logprobs_T, batch, settings.kl.estimator)
+        else:
+            kl_T = compute_top_kl(top_TK, batch)
         losses_T = losses_T + settings.kl.coefficient * kl_T
         metrics |= _trained_means(batch, {"kl/reference": kl_T})
     if settings.entropy_coefficient:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,6 +125,14 @@ class BatchRow:
     """The experts that the engine sent each token to, one token after the other; empty if it did not tell them."""
 
 
+class TopLogprobs(NamedTuple):
+    """The reference's most likely tokens at each trained token, which it has if it follows the same ids."""
+
+    ids_TK: Tensor
+    logprobs_TK: Tensor
+    """Minus infinity for what is no token of the policy."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Packed rows: the inputs of the loss that do not change between optimizer steps."""
@@ -142,6 +150,8 @@ class Batch:
     names_S: tuple[str, ...]
     ref_logprobs_T: Tensor | None = None
     """The reference policy's logprobs, if a KL term needs them."""
+    ref_top: TopLogprobs | None = None
+    """Or its most likely tokens, if the KL is computed over those."""
     stale_T: Tensor | None = None
     """Tokens that were sampled by older weights than those being trained; None if there are none."""
     rollout_weight_S: Tensor | None = None
@@ -212,6 +222,10 @@ class Batch:
     def with_ref_logprobs(self, ref_logprobs_T: Tensor) -> Batch:
         """A copy with the reference policy's logprobs."""
         return self._add("ref_logprobs_T", ref_logprobs_T)
+
+    def with_ref_top(self, top: TopLogprobs) -> Batch:
+        """A copy with the reference policy's most likely tokens."""
+        return self._change({"ref_top": top})
 
     def _add(self, name: str, values_T: Tensor) -> Batch:
         if values_T.shape != self.ids_T.shape:

@@ -58,6 +58,9 @@ class KLSettings(FrozenModel):
     importance: Literal["engine", "policy", "none"] = "engine"
     """That ratio: `engine`, to the engine that sampled, capped by `mismatch.cap`; `policy`, to the policy before the
     step; `none`, always 1."""
+    top_k: NonNegativeInt = 0
+    """Above 0: instead of an estimate, the KL over so many tokens, the reference's most likely ones, and all others as
+    one."""
     in_reward: bool = False
     """Subtract it from the rollout's reward before advantages are computed, instead of adding it to the loss."""
     reference: ReferenceSettings | None = None
@@ -70,7 +73,9 @@ class KLSettings(FrozenModel):
 
     @model_validator(mode="after")
     def _check_teacher(self) -> Self:
-        if self.reference is not None and self.estimator == "k1" and not self.in_reward:
+        if self.top_k and self.in_reward:
+            raise ValueError("`top_k` needs a gradient, which a reward (`in_reward`) has not; leave out one of them")
+        if self.reference is not None and self.estimator == "k1" and not (self.in_reward or self.top_k):
             raise ValueError("`estimator: k1` has no gradient in the loss, so nothing is learned; leave it out (`k1+`)")
         return self
 

@@ -25,6 +25,25 @@ def compute_head_logprobs(
     return result
 
 
+@torch.no_grad()
+def find_top_logprobs(
+    head: nn.Module, states_ND: Tensor, top: int, temperature: float, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """The ids that most likely follow each state, with their logprobs; all of them if `top` is as large as that."""
+    weight_VD, bias_V = read_head(head, states_ND)
+    width = max(1, len(weight_VD) * chunk // max(chunk, len(states_ND)))
+    logits_NK = torch.empty(len(states_ND), 0, device=states_ND.device)
+    ids_NK, norm_N = logits_NK.long(), torch.full_like(logits_NK.sum(-1), LOWEST)
+    for part in _slices(len(weight_VD), width):
+        logits_NS = _logits(states_ND, weight_VD, bias_V, part, temperature)
+        norm_N = torch.logaddexp(norm_N, logits_NS.logsumexp(-1))
+        best_NK, place_NK = logits_NS.topk(min(top, logits_NS.shape[1]))
+        logits_NK, ids_NK = torch.cat([logits_NK, best_NK], 1), torch.cat([ids_NK, place_NK + part.start], 1)
+        logits_NK, place_NK = logits_NK.topk(min(top, logits_NK.shape[1]))
+        ids_NK = ids_NK.gather(1, place_NK)
+    return ids_NK, logits_NK - norm_N[:, None]
+
+
 def read_head(head: nn.Module, like: Tensor) -> tuple[Tensor, Tensor | None]:
     """The head's matrix and bias. One with adapters, or split over ranks, is told by what it makes of unit vectors."""
     if type(head) is nn.Linear and "forward" not in vars(head):

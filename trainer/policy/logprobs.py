@@ -14,8 +14,9 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from gateway.types import Image
+from trainer.algorithms.packing import TopLogprobs
 from trainer.model import device_of
-from trainer.policy.head_logprobs import compute_head_logprobs
+from trainer.policy.head_logprobs import compute_head_logprobs, find_top_logprobs
 from trainer.policy.prefix_forest import (
     ATTENTION_NAME,
     PrefixForest,
@@ -119,6 +120,8 @@ class Logprobs(NamedTuple):
     logprobs_T: Tensor
     entropy_T: Tensor
     """Entropy of the distribution that the token was sampled from; has no gradient."""
+    top_TK: Tensor | None = None
+    """The logprobs of other tokens in its place, where those were asked for."""
 
 
 class HiddenStates(NamedTuple):
@@ -185,6 +188,22 @@ class LogprobSource(Protocol):
     ) -> Logprobs:
         """`plan`: what the pass computes, if it was prepared. Ids below 0 are positions in the images, counted down
         from the first position of the first image."""
+        ...
+
+
+class Reference(LogprobSource, Protocol):
+    """The model that a policy is compared with."""
+
+    def compute_top_logprobs(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        top: int,
+        temperature: float = 1.0,
+        images: Sequence[Image] = (),
+    ) -> TopLogprobs:
+        """The most likely tokens in the place of each selected token."""
         ...
 
 
@@ -256,7 +275,7 @@ class LogprobReader:
         plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, experts_TX)
         return plan.to(device_of(self.model))
 
-    def compute_batch_logprobs(
+    def compute_batch_logprobs(  # noqa: PLR0913
         self,
         ids_T: Tensor,
         sequence_T: Tensor,
@@ -264,13 +283,62 @@ class LogprobReader:
         temperature: float = 1.0,
         images: Sequence[Image] = (),
         plan: PassPlan | None = None,
+        others_TK: Tensor | None = None,
     ) -> Logprobs:
-        """Computes the logprobs of the selected tokens, given those before each in its sequence."""
+        """Computes the logprobs of the selected tokens, given those before each in its sequence, and those of others in
+        the place of each."""
         if self.fallback_reason:
             selected_T = selected_T & (token_positions(sequence_T) > 0)
-            return self._run_pass(self._compute_separately, ids_T, sequence_T, selected_T, temperature, images)
+            inputs = ids_T, sequence_T, selected_T, temperature, images, others_TK
+            return self._run_pass(self._compute_separately, *inputs)
         plan = plan or self.plan(ids_T, sequence_T, selected_T)
-        return self._run_pass(self._compute_shared, ids_T, sequence_T, plan, temperature, images)
+        return self._run_pass(self._compute_shared, ids_T, sequence_T, plan, temperature, images, others_TK)
+
+    @torch.no_grad()
+    def compute_top_logprobs(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        top: int,
+        temperature: float = 1.0,
+        images: Sequence[Image] = (),
+    ) -> TopLogprobs:
+        """The most likely tokens in the place of each selected token."""
+        selected_T = selected_T & (token_positions(sequence_T) > 0)
+        plan = None if self.fallback_reason else self.plan(ids_T, sequence_T, selected_T)
+        token_T, ids_TK, logprobs_TK = self._run_pass(
+            self._find_top, ids_T, sequence_T, selected_T, plan, top, temperature, images
+        )
+        shape = len(ids_T), ids_TK.shape[1]
+        return TopLogprobs(
+            ids_TK.new_zeros(shape).index_put((token_T,), ids_TK),
+            logprobs_TK.new_zeros(shape).index_put((token_T,), logprobs_TK),
+        )
+
+    def _find_top(  # noqa: PLR0913
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        plan: PassPlan | None,
+        top: int,
+        temperature: float,
+        images: Sequence[Image],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The selected tokens, and the ids and logprobs of what is most likely there."""
+        head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if plan is not None:
+            states_ND = self._run_forest(ids_T, sequence_T, plan, images).states_UD[plan.node_N]
+            ids_NK, logprobs_NK = find_top_logprobs(head, states_ND, top, temperature, self.chunk)
+            return plan.token_K, ids_NK[plan.index_K], logprobs_NK[plan.index_K]
+        parts = [(ids_T.new_zeros(0, top), torch.zeros(0, top, device=ids_T.device))]
+        for span, inputs in self._split_rows(ids_T, sequence_T, images):
+            logits_LV = self.model(**inputs, use_cache=False).logits[0, :-1][selected_T[span][1:]].float()
+            found = (logits_LV / temperature).log_softmax(-1).topk(top)
+            parts.append((found.indices, found.values))
+        ids_KO, logprobs_KO = (torch.cat(values) for values in zip(*parts, strict=True))
+        return selected_T.nonzero()[:, 0], ids_KO, logprobs_KO
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
         """The logprob of each id but the first, for comparison with an engine.
@@ -332,16 +400,24 @@ class LogprobReader:
         return HiddenStates(output.last_hidden_state[0], forest.node_T)
 
     def _compute_shared(
-        self, ids_T: Tensor, sequence_T: Tensor, plan: PassPlan, temperature: float, images: Sequence[Image] = ()
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        plan: PassPlan,
+        temperature: float,
+        images: Sequence[Image] = (),
+        others_TK: Tensor | None = None,
     ) -> Logprobs:
         """Tokens that follow the same node share one distribution, which is computed once."""
         hidden = self._run_forest(ids_T, sequence_T, plan, images)
         if not len(plan.token_K):  # Nothing is selected, but a backward pass can still be made.
             zeros_T = torch.zeros_like(sequence_T, dtype=torch.float32)
-            return Logprobs(zeros_T + 0 * hidden.states_UD.float().sum(), zeros_T)
+            top_TK = None if others_TK is None else torch.zeros_like(others_TK, dtype=torch.float32)
+            return Logprobs(zeros_T + 0 * hidden.states_UD.float().sum(), zeros_T, top_TK)
         head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         states_ND = embedding(plan.node_N, hidden.states_UD)
-        part = compute_head_logprobs(head, states_ND, plan.index_K, plan.ids_K, temperature, self.chunk)
+        index_K, ids_K = _add_others(plan.token_K, plan.index_K, plan.ids_K, others_TK)
+        part = compute_head_logprobs(head, states_ND, index_K, ids_K, temperature, self.chunk)
         return _scatter(plan.token_K, [part], sequence_T)
 
     def _compute_separately(
@@ -351,6 +427,7 @@ class LogprobReader:
         selected_T: Tensor,
         temperature: float,
         images: Sequence[Image] = (),
+        others_TK: Tensor | None = None,
     ) -> Logprobs:
         """Runs each sequence alone through the model's own forward pass."""
         selected, parts = [], []
@@ -358,8 +435,9 @@ class LogprobReader:
             position_K = selected_T[span].nonzero()[:, 0]
             if len(position_K):
                 logits_LV = self.model(**inputs, use_cache=False).logits[0]
-                parts.append(_select_logprobs(logits_LV, position_K - 1, ids_T[span][position_K], temperature))
                 selected.append(position_K + span.start)
+                index_K, ids_K = _add_others(selected[-1], position_K - 1, ids_T[selected[-1]], others_TK)
+                parts.append(_select_logprobs(logits_LV, index_K, ids_K, temperature))
         return _scatter(torch.cat(selected) if selected else ids_T[:0], parts, sequence_T)
 
 
@@ -396,12 +474,23 @@ class _Entropy(torch.autograd.Function):
         return -gradient_C[:, None] * logprobs_CV.exp() * (1 + logprobs_CV)
 
 
+def _add_others(token_K: Tensor, index_K: Tensor, ids_K: Tensor, others_TK: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What is read of the distributions: each selected token, and behind it the others in its place."""
+    if others_TK is None:
+        return index_K, ids_K
+    ids_KO = torch.cat([ids_K[:, None], others_TK[token_K]], 1)
+    return index_K.repeat_interleave(ids_KO.shape[1]), ids_KO.flatten()
+
+
 def _scatter(token_K: Tensor, parts: list[tuple[Tensor, Tensor]], like_T: Tensor) -> Logprobs:
+    """Each token's values; of several ids in its place, the first is its own."""
     zeros_T = torch.zeros_like(like_T, dtype=torch.float32)
     if not parts:
         return Logprobs(zeros_T, zeros_T)
-    logprobs_K, entropy_K = (torch.cat(values) for values in zip(*parts, strict=True))
-    return Logprobs(zeros_T.index_put((token_K,), logprobs_K), zeros_T.index_put((token_K,), entropy_K))
+    logprobs_KO, entropy_KO = (torch.cat(values).view(len(token_K), -1) for values in zip(*parts, strict=True))
+    logprobs_TO = zeros_T.new_zeros(len(zeros_T), logprobs_KO.shape[1]).index_put((token_K,), logprobs_KO)
+    entropy_T = zeros_T.index_put((token_K,), entropy_KO[:, 0])
+    return Logprobs(logprobs_TO[:, 0], entropy_T, logprobs_TO[:, 1:] if logprobs_KO.shape[1] > 1 else None)
 
 
 def _sequence_spans(sequence_T: Tensor) -> Iterator[slice]:

@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from gateway.types import Image
+from trainer.algorithms.packing import TopLogprobs
 from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
-from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource, PassPlan, language_model_of
+from trainer.policy.logprobs import LogprobReader, Logprobs, PassPlan, Reference, language_model_of
 from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
     build_optimizer,
@@ -126,7 +127,7 @@ class Policy:
     def device(self) -> torch.device:
         return device_of(self.model)
 
-    def compute_batch_logprobs(
+    def compute_batch_logprobs(  # noqa: PLR0913
         self,
         ids_T: Tensor,
         sequence_T: Tensor,
@@ -134,15 +135,17 @@ class Policy:
         temperature: float = 1.0,
         images: Sequence[Image] = (),
         plan: PassPlan | None = None,
+        others_TK: Tensor | None = None,
     ) -> Logprobs:
-        """Computes the logprobs of the selected tokens of packed sequences."""
-        return self.logprob_reader.compute_batch_logprobs(ids_T, sequence_T, selected_T, temperature, images, plan)
+        """Computes the logprobs of the selected tokens of packed sequences, and of others in their place."""
+        inputs = ids_T, sequence_T, selected_T, temperature, images, plan, others_TK
+        return self.logprob_reader.compute_batch_logprobs(*inputs)
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
         """Computes the logprob of each id but the first, for comparison with an engine."""
         return self.logprob_reader.compute_logprobs(ids, images)
 
-    def load_reference(self, teacher: Path | None = None) -> LogprobSource:
+    def load_reference(self, teacher: Path | None = None) -> Reference:
         """Another model, or the policy before training: without its adapters, or loaded from its folder again."""
         if self.settings.lora and teacher is None:
             return WithoutAdapters(self)
@@ -276,6 +279,19 @@ class WithoutAdapters:
     ) -> Logprobs:
         with lora.adapters_disabled(self._policy.model):
             return self._policy.compute_batch_logprobs(ids_T, sequence_T, selected_T, temperature, images, plan)
+
+    def compute_top_logprobs(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        top: int,
+        temperature: float = 1.0,
+        images: Sequence[Image] = (),
+    ) -> TopLogprobs:
+        with lora.adapters_disabled(self._policy.model):
+            reader = self._policy.logprob_reader
+            return reader.compute_top_logprobs(ids_T, sequence_T, selected_T, top, temperature, images)
 
 
 def select_trained_weights(

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from gateway.types import Image
+from trainer.algorithms.packing import TopLogprobs
 from trainer.algorithms.settings import KLSettings, ReferenceSettings
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.http_client import ConnectionBroken, RequestRefused, SGLangClient, run_all
-from trainer.policy.logprobs import Logprobs, LogprobSource, PassPlan
+from trainer.policy.logprobs import Logprobs, PassPlan, Reference
 from trainer.policy.memory_parts import load_meta_model
 from trainer.policy.policy import Policy
 from trainer.policy.settings import PolicyError
@@ -33,12 +34,16 @@ REFUSED_REMEDY = "it needs SGLang 0.5.9 or newer, and a context of `limits.rollo
 SERVER_REMEDY = "start that server again, then continue with --resume; this step has changed no weight"
 
 
-def open_reference(policy: Policy, settings: KLSettings) -> LogprobSource:
+def open_reference(policy: Policy, settings: KLSettings) -> Reference:
     """The reference that the settings name. Every rank opens it, and asks a server about its own share of rows."""
     reference = settings.reference
     if reference is None or reference.model is not None:
         return policy.load_reference(Path(reference.model) if reference and reference.model else None)
     return ServedReference(reference)
+
+
+Pairs = list[tuple[float, int]]
+"""Logprobs and ids of tokens that may stand in a place."""
 
 
 class _Row(NamedTuple):
@@ -67,6 +72,36 @@ class ServedReference:
         plan: PassPlan | None = None,
     ) -> Logprobs:
         """The logprobs of the selected tokens. Entropies are 0: a server does not return them."""
+        logprobs_T = torch.zeros(len(ids_T), device=ids_T.device)
+        for row, answer in self._ask_all(ids_T, sequence_T, selected_T, temperature, images):
+            logprobs_T[row.chosen] = torch.tensor([pairs[0][0] for pairs in answer], device=ids_T.device)
+        return Logprobs(logprobs_T, torch.zeros_like(logprobs_T))
+
+    def compute_top_logprobs(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        top: int,
+        temperature: float = 1.0,
+        images: Sequence[Image] = (),
+    ) -> TopLogprobs:
+        """The most likely tokens in the place of each selected token."""
+        pairs_TK2 = torch.zeros(len(ids_T), top, 2, dtype=torch.float64, device=ids_T.device)
+        for row, answer in self._ask_all(ids_T, sequence_T, selected_T, temperature, images, top):
+            pairs_TK2[row.chosen] = torch.tensor(answer, dtype=torch.float64, device=ids_T.device)
+        return TopLogprobs(pairs_TK2[..., 1].long(), pairs_TK2[..., 0].float())
+
+    def _ask_all(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        temperature: float,
+        images: Sequence[Image],
+        top: int = 0,
+    ) -> list[tuple[_Row, list[Pairs]]]:
+        """The rows with, for each chosen token, its logprob and id or those of the most likely ones in its place."""
         if images or temperature != 1:
             what = "images" if images else f"temperature {temperature:g}"
             remedy = "name its folder instead (`algorithm.kl.reference.model`)"
@@ -77,42 +112,43 @@ class ServedReference:
             if len(chosen := chosen[chosen > 0]):
                 ids = ids_T[start : start + int(chosen[-1]) + 1].tolist()
                 rows.append(_Row(ids, int(chosen[0]), start + chosen))
-        logprobs_T = torch.zeros(len(ids_T), dtype=torch.float32, device=ids_T.device)
-        for row, values in zip(rows, self._ask_all(rows), strict=True):
-            logprobs_T[row.chosen] = torch.tensor(values, device=ids_T.device)[row.chosen - row.chosen[0]]
-        return Logprobs(logprobs_T, torch.zeros_like(logprobs_T))
-
-    def _ask_all(self, rows: Sequence[_Row]) -> list[list[float]]:
-        answers: list[list[float]] = [[]] * len(rows)
+        answers: list[list[Pairs]] = [[]] * len(rows)
 
         async def ask_all(client: SGLangClient) -> None:
             limiter = anyio.CapacityLimiter(RUNNING_REQUESTS)
 
             async def ask(index: int) -> None:
                 async with limiter:
-                    answers[index] = await self._ask(client, rows[index])
+                    answers[index] = await self._ask(client, rows[index], top)
 
             await run_all(partial(ask, index) for index in range(len(rows)))
 
         _talk(self._settings, ask_all)
-        return answers
+        return list(zip(rows, answers, strict=True))
 
-    async def _ask(self, client: SGLangClient, row: _Row) -> list[float]:
-        """The logprobs of a row's ids from the first chosen one on; earlier ones may be in the server's cache."""
+    async def _ask(self, client: SGLangClient, row: _Row, top: int) -> list[Pairs]:
+        """Logprobs in the places of a row's chosen tokens; what is before the first may be in the server's cache."""
         body = {
             "input_ids": row.ids,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": row.first - 1,
+            **({"top_logprobs_num": top} if top else {}),
         }
         answer = await _post(client, "/generate", body, self._settings.timeout_s)
-        scored = _read(answer, "meta_info", "input_token_logprobs")[row.first - len(row.ids) :]
-        pairs = [pair for pair in scored if isinstance(pair, list) and len(pair) > 1]
-        if [pair[1] for pair in pairs] != row.ids[row.first :]:
+        count = len(row.ids) - row.first
+        own = [_read_pairs([item]) for item in _read(answer, "meta_info", "input_token_logprobs")[-count:]]
+        if [id for pairs in own for _, id in pairs] != row.ids[row.first :]:
             raise EngineError(f"SGLang at {client.url} does not return the logprobs of the ids that it was sent")
-        if not all(isinstance(pair[0], int | float) and isfinite(pair[0]) for pair in pairs):
+        found = (
+            [_read_pairs(items) for items in _read(answer, "meta_info", "input_top_logprobs")[-count:]] if top else own
+        )
+        if [len(pairs) for pairs in found] != [top or 1] * count:
+            raise EngineError(f"SGLang at {client.url} does not return the {top} most likely tokens of each place")
+        pairs = [found[index] for index in (row.chosen - row.chosen[0]).tolist()]
+        if not all(isinstance(value, int | float) and isfinite(value) for place in pairs for value, _ in place):
             raise EngineError(f"SGLang at {client.url} returned a logprob that is no finite number")
-        return [float(pair[0]) for pair in pairs]
+        return pairs
 
 
 def find_token_mismatch(settings: ReferenceSettings, tokenizer: FencedTokenizer, model: Path) -> str:
@@ -157,6 +193,12 @@ def _read(answer: Any, *names: str) -> list[Any]:
     for name in names:
         answer = answer.get(name) if isinstance(answer, dict) else None
     return answer if isinstance(answer, list) else []
+
+
+def _read_pairs(items: Any) -> Pairs:
+    """The logprobs and ids in a list of a server's."""
+    items = items if isinstance(items, list) else []
+    return [(item[0], item[1]) for item in items if isinstance(item, list) and len(item) > 1 and type(item[1]) is int]
 
 
 async def _post(client: SGLangClient, path: str, body: Mapping[str, Any], timeout_s: float) -> Any:

@@ -16,11 +16,11 @@ from torch import Tensor
 from trainer.algorithms.advantages import TokenAdvantages, compute_token_advantages
 from trainer.algorithms.loss import Mismatch, compute_loss, estimate_kl, measure_mismatch, merge_mismatches
 from trainer.algorithms.named_algorithms import ALGORITHMS
-from trainer.algorithms.packing import Batch, BatchRow
+from trainer.algorithms.packing import Batch, BatchRow, TopLogprobs
 from trainer.algorithms.settings import AlgorithmSettings, Estimator
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.engine.torch.threads import choose_threads, use_threads
-from trainer.policy.logprobs import LogprobSource, PassPlan
+from trainer.policy.logprobs import LogprobSource, PassPlan, Reference
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
 from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
@@ -177,7 +177,7 @@ class PolicyUpdater:
         algorithm: AlgorithmSettings,
         *,
         exact: bool,
-        reference: LogprobSource | None = None,
+        reference: Reference | None = None,
         temperature: float = 1.0,
         deterministic: bool | None = None,
     ) -> None:
@@ -305,14 +305,25 @@ class PolicyUpdater:
             batch = dealt.batch.to(self._policy.device)
             if self._reference and not self._algorithm.kl.in_reward:
                 self._ranks.report(f"pass {number + 1} of the reference")
-                reference_T = recompute_logprobs(batch, self._reference, self._temperature)
-                batch = batch.with_ref_logprobs(reference_T)
+                batch = self._add_reference(batch, self._reference)
             returns_T = None
             if returns:
                 targets = [value for index in dealt.indexes for value in returns[index]] or [0.0] * len(batch.ids_T)
                 returns_T = torch.tensor(targets, device=self._policy.device)
             micro_batches.append(MicroBatch(batch, dealt.batch, returns_T, not dealt.indexes))
         return micro_batches
+
+    @torch.no_grad()
+    def _add_reference(self, batch: Batch, reference: Reference) -> Batch:
+        top = self._algorithm.kl.top_k
+        if not top:
+            return batch.with_ref_logprobs(recompute_logprobs(batch, reference, self._temperature))
+        vocabulary = self._policy.model.config.get_text_config(decoder=True).vocab_size
+        inputs = batch.ids_T, batch.sequence_T, batch.trained_T
+        found = reference.compute_top_logprobs(*inputs, min(top, vocabulary), self._temperature, batch.images)
+        is_known_TK = found.ids_TK < vocabulary  # Vocabularies are padded, to different sizes.
+        ids_TK = torch.where(is_known_TK, found.ids_TK, 0)
+        return batch.with_ref_top(TopLogprobs(ids_TK, found.logprobs_TK.masked_fill(~is_known_TK, -inf)))
 
     def _add_old_logprobs(self, minibatches: list[list[MicroBatch]]) -> tuple[list[list[MicroBatch]], Mismatch | None]:
         """Replaces the engine's logprobs by the policy's from before the step, except for stale tokens.
@@ -372,10 +383,11 @@ class PolicyUpdater:
             batch = micro_batch.batch
             inputs = batch.ids_T, batch.sequence_T, batch.trained_T
             with self._report_layers(len(batch.ids_T)):
-                new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images, plan)
+                others = {"others_TK": batch.ref_top.ids_TK} if batch.ref_top else {}
+                new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images, plan, **others)
                 if is_single_step:
                     batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)
-                part = compute_loss(new.logprobs_T, batch, advantages.totals, algorithm, new.entropy_T)
+                part = compute_loss(new.logprobs_T, batch, advantages.totals, algorithm, new.entropy_T, new.top_TK)
                 value = part.value * minibatches
                 value.backward()  # type: ignore[no-untyped-call]
             trim_heap(self._policy.model)

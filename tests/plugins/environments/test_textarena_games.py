@@ -139,6 +139,8 @@ async def test_game_that_breaks_is_a_failure_of_infrastructure(here: dict[str, A
     [
         ("Chess-v9", {}, "'Chess-v9' cannot be made: Environment Chess-v9 not found"),
         ("Guess-v0", {"player": 1}, "the game has 1 players, so there is no seat 1"),
+        ("Guess-v0", {"players": 2}, "'Guess-v0' does not begin with 2 players"),
+        ("Guess-v0", {"args": {"most": 0}}, "any number of players up to 15: empty range"),
         ("Higher-v0", {"opponent": "nobody"}, "`opponent` is 'nobody'"),
         ("Higher-v0", {"opponent": "textarena_opponents:shy"}, "textarena_opponents:shy cannot be loaded"),
         ("Higher-v0", {"opponent": {"url": "http://x"}}, "has no url or no model"),

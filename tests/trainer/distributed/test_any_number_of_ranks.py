@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "rloo, gradient checkpointing": ({"name": "rloo"}, {"gradient_checkpointing": True}),
     "a teacher, LoRA": ({"name": "grpo"}, {"lora": {"rank": 4}, "minibatches": 2}),
+    "a teacher's most likely tokens": ({"name": "grpo"}, {"micro_batch_tokens": 64}),
     "images": ({"name": "grpo"}, {"micro_batch_tokens": 48}),
     "images, every second step without any, gae": (
         {"name": "reinforce_pp", "credit": {"kind": "gae"}},
@@ -88,7 +89,8 @@ def batches_of(case: str, model: Path) -> list[TrainBatch]:
 def open_case(case: str, model: Path, channel: LeaderChannel | None) -> tuple[Policy, PolicyUpdater]:
     algorithm, update = CASES[case]
     if "teacher" in case:
-        algorithm = {**algorithm, "kl": {"reference": {"model": str(model / "teacher")}}}
+        teacher = {"model": str(model / "teacher")}
+        algorithm = {**algorithm, "kl": {"reference": teacher, "top_k": 5 if "likely" in case else 0}}
     settings = (
         AlgorithmSettings.model_validate(algorithm),
         UpdateSettings.model_validate({"lr": LEARNING_RATE, **update}),

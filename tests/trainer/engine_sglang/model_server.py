@@ -61,9 +61,15 @@ class ModelServer(Fake):
             self.named.discard(rid)
         start = max(0, body.get("logprob_start_len", len(ids) - 1))
         prompt = [[None, ids[start], None]]
+        likely: list[Any] = [None]
         if body.get("return_logprob") and start < len(ids) - 1:
-            scored = zip(self._score(ids)[start:], ids[start + 1 :], strict=True)
-            prompt += [[value, token, None] for value, token in scored]
+            logprobs = self._score(ids)[start:]
+            prompt += [[float(row[token]), token, None] for row, token in zip(logprobs, ids[start + 1 :], strict=True)]
+            for row in logprobs:
+                values, places = row.topk(body.get("top_logprobs_num", 0))
+                likely.append(
+                    [[value, place, None] for value, place in zip(values.tolist(), places.tolist(), strict=True)]
+                )
         meta = {
             "finish_reason": end,
             "prompt_tokens": len(body["input_ids"]),
@@ -71,6 +77,7 @@ class ModelServer(Fake):
             "output_token_logprobs": pairs or [[-1.0, 9, None]],
             "output_top_logprobs": tops,
             "input_token_logprobs": prompt,
+            "input_top_logprobs": likely,
             "weight_versions": answer_spans(versions or [self.version]),
             "weight_version": self.version,
         }
@@ -103,9 +110,8 @@ class ModelServer(Fake):
         return token, float(logprobs[token]), top  # type: ignore[return-value]
 
     @torch.inference_mode()
-    def _score(self, ids: Sequence[int]) -> list[float]:
-        logprobs = self.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        return logprobs[:-1].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).tolist()  # type: ignore[no-any-return]
+    def _score(self, ids: Sequence[int]) -> torch.Tensor:
+        return self.model(torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)  # type: ignore[no-any-return]
 
     def _took(self, named: dict[str, torch.Tensor], body: Any) -> Any:
         missing, unknown = self.model.load_state_dict(named, strict=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.policy.head_logprobs import compute_head_logprobs
+from trainer.policy.head_logprobs import compute_head_logprobs, find_top_logprobs
 
 STATES, WIDTH, VOCABULARY = 5, 8, 23
 INDEX_K = torch.tensor([0, 0, 2, 4, 4, 4])
@@ -49,6 +49,15 @@ def test_slices_of_the_vocabulary_give_the_same_values_and_gradients(
     pairs += [(first.grad, second.grad) for first, second in zip(head.parameters(), other.parameters(), strict=True)]
     for first, second in pairs:
         assert first is not None and second is not None and torch.allclose(first, second, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, STATES])
+@pytest.mark.parametrize("top", [1, 6, VOCABULARY])
+def test_most_likely_ids_are_found_slice_by_slice(top: int, chunk: int) -> None:
+    head, states_ND = make_head(bias=True), make_states()
+    ids_NK, logprobs_NK = find_top_logprobs(head, states_ND, top, 0.6, chunk)
+    expected = (head(states_ND) / 0.6).log_softmax(-1).topk(top)
+    assert torch.equal(ids_NK, expected.indices) and torch.allclose(logprobs_NK, expected.values, atol=1e-5)
 
 
 def test_no_more_logits_are_in_memory_than_the_chunk_allows(monkeypatch: pytest.MonkeyPatch) -> None:
