@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp
 from pathlib import Path
 from statistics import fmean
@@ -123,6 +123,7 @@ async def measure_turns(folder: Path, size: Size = Size()) -> dict[str, Any]:
     engines = {
         "embedded": _open_embedded(folder),
         "SGLang": _open_sglang(folder, server),
+        "SGLang, bfloat16": _open_sglang(folder, replace(server, extra=("--dtype", "bfloat16"))),
     }
     found = {}
     for name, opening in engines.items():

@@ -1,35 +1,26 @@
-"""HTTP clients shared by all MCP servers, with a connection pool whose cost does not grow with its size.
+"""HTTP connections shared by all MCP servers, in a pool whose cost does not grow with its size.
 
 The HTTP library's own pool checks every open connection at every request: with it (httpx2 2.16) a call over HTTP takes
 3.0 ms of processor time in place of 1.0 (with 64 at a time, 2.1 in place of 0.9). Ours checks only the connection that
 it takes or returns.
 
-Headers belong to requests, and cookies are never stored.
+Headers belong to requests, and no cookie is kept.
 """
 
 from __future__ import annotations
 
 import math
 import ssl
+from base64 import b64encode
 from collections import deque
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from http.cookiejar import CookieJar, DefaultCookiePolicy
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import cast
 
 import anyio
-import httpcore2
 import httpx2
 from anyio import to_thread
 
@@ -37,142 +28,78 @@ from gateway.config.models import Server
 from gateway.errors import ConfigError
 from gateway.mcp_client.auth.credentials import AuthError, Challenge, Credentials
 from gateway.mcp_client.errors import PendingRequest, credentials_awaited, current_request
-from gateway.mcp_client.flood_limits import ADDRESSES, MeteredBackend, WireMeter
+from gateway.mcp_client.http_connection import HttpConnection, connect, encode_request
+from gateway.version import installed_version
 
 _KEEPALIVE_S = 30.0
 _MAX_IDLE = 512
-_CLOSE_S = 1.0
+Origin = tuple[str, str, int | None]
+"""Scheme, host and port."""
 
 
-class PooledTransport(httpx2.AsyncHTTPTransport):
-    """An HTTP transport over our own pool. It does not limit the number of connections; the callers' limits do."""
+class PooledTransport(httpx2.AsyncBaseTransport):
+    """Idle connections by origin, as stacks: the last used is taken first, so surplus ones age at the bottom.
+
+    It does not limit the number of connections; the callers' limits do.
+    """
 
     def __init__(self, context: ssl.SSLContext, proxy: str = "") -> None:
-        super().__init__(verify=context, trust_env=False)
-        self._pool = cast(Any, _ConnectionPool(context, proxy))
-
-
-class _ConnectionPool:
-    """Idle connections by origin, as stacks: the last used is taken first, so surplus ones age at the bottom."""
-
-    def __init__(self, context: ssl.SSLContext, proxy: str) -> None:
         self._context, self._proxy = context, httpx2.Proxy(proxy) if proxy else None
-        self._idle: dict[bytes, deque[_Connection]] = {}
+        self._idle: dict[Origin, deque[HttpConnection]] = {}
 
-    async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
-        origin = request.url.origin
-        connection = await self._acquire(origin, request.extensions.get(ADDRESSES))
-        connection.meter.begin_head()
-        try:
-            response = await connection.http.handle_async_request(request)
-        except BaseException:
-            await _close(connection)
-            raise
-        connection.meter.end_head()
-
-        async def release() -> None:
-            await self._release(_origin_key(origin), connection)
-
-        body = _PooledBody(cast(AsyncIterable[bytes], response.stream), connection.meter, release)
-        return httpcore2.Response(
-            response.status, headers=response.headers, content=body, extensions=response.extensions
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        body = b"".join([part async for part in cast(AsyncIterable[bytes], request.stream)])
+        data, origin = encode_request(request, self._proxy, body), _origin_of(request.url)
+        connection = await self._acquire(origin) or await connect(
+            request.url, self._context, request.extensions.get(ADDRESSES), self._proxy
         )
+        try:
+            await connection.send(data)
+        except BaseException:
+            await connection.disconnect()
+            raise
+        connection.release = partial(self._release, origin)
+        return httpx2.Response(connection.status, headers=connection.headers, stream=connection, request=request)
 
-    async def _acquire(self, origin: httpcore2.Origin, addresses: Sequence[str] | None) -> _Connection:
-        idle = self._idle.get(_origin_key(origin))
+    async def _acquire(self, origin: Origin) -> HttpConnection | None:
+        idle = self._idle.get(origin)
         while idle:
             connection = idle.pop()
-            if not connection.http.has_expired():
+            if not connection.has_expired(_KEEPALIVE_S):
                 return connection
-            await _close(connection)
-        return _Connection(origin, self._context, addresses, self._proxy)
+            await connection.disconnect()
+        return None
 
-    async def _release(self, key: bytes, connection: _Connection) -> None:
+    async def _release(self, origin: Origin, connection: HttpConnection) -> None:
         """Returns a connection, and closes the oldest idle one if it has expired or there are too many."""
-        if not connection.http.is_available():
-            await _close(connection)
+        if not connection.note_idle():
+            await connection.disconnect()
             return
-        idle = self._idle.setdefault(key, deque())
+        idle = self._idle.setdefault(origin, deque())
         idle.append(connection)
-        if len(idle) > _MAX_IDLE or idle[0].http.has_expired():
-            await _close(idle.popleft())
+        if len(idle) > _MAX_IDLE or (idle[0] is not connection and idle[0].has_expired(_KEEPALIVE_S)):
+            await idle.popleft().disconnect()
 
     async def aclose(self) -> None:
         idle, self._idle = self._idle, {}
         for connections in idle.values():
             for connection in connections:
-                await _close(connection)
+                await connection.disconnect()
 
 
-class _Connection:
-    """A connection, through a proxy if there is one, with a meter for the response that it reads."""
-
-    def __init__(
-        self,
-        origin: httpcore2.Origin,
-        context: ssl.SSLContext,
-        addresses: Sequence[str] | None,
-        proxy: httpx2.Proxy | None,
-    ) -> None:
-        self.meter = WireMeter()
-        self.http: httpcore2.AsyncConnectionInterface
-        if proxy is None:
-            backend = MeteredBackend(self.meter, addresses)
-            self.http = httpcore2.AsyncHTTPConnection(
-                origin, context, keepalive_expiry=_KEEPALIVE_S, network_backend=backend
-            )
-            return
-        # Addresses were checked, but the proxy looks them up by itself.
-        pool = httpcore2.AsyncHTTPProxy(
-            str(proxy.url),
-            proxy.raw_auth,
-            ssl_context=context,
-            keepalive_expiry=_KEEPALIVE_S,
-            network_backend=MeteredBackend(self.meter, None),
-        )
-        self.http = pool.create_connection(origin)
+def _origin_of(url: httpx2.URL) -> Origin:
+    return url.scheme, url.host, url.port
 
 
-class _PooledBody:
-    """A response body that returns its connection to the pool when it is closed.
-
-    An iterator rather than a generator, because its readers leave it before its end without closing it.
-    """
-
-    def __init__(self, stream: AsyncIterable[bytes], meter: WireMeter, release: Callable[[], Awaitable[None]]) -> None:
-        self._stream, self._meter, self._release = stream, meter, release
-        self._chunks = cast(AsyncGenerator[bytes], stream.__aiter__())
-        self._closed = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        chunk = await anext(self._chunks)
-        await self._meter.count_content(len(chunk))
-        return chunk
-
-    async def aclose(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        with anyio.move_on_after(_CLOSE_S, shield=True):
-            await self._chunks.aclose()
-            await cast(Any, self._stream).aclose()
-        await self._release()
-
-
-def _origin_key(origin: httpcore2.Origin) -> bytes:
-    return b"%b://%b:%d" % (origin.scheme, origin.host, origin.port)
-
-
-async def _close(connection: _Connection) -> None:
-    with anyio.move_on_after(_CLOSE_S, shield=True):
-        await connection.http.aclose()
-
-
-_CONNECT_S = 10.0
 _MAX_REDIRECTS = 3
+_HEADERS = {
+    "accept": "*/*",
+    "accept-encoding": "identity",
+    "connection": "keep-alive",
+    "user-agent": f"mtrl-gateway/{installed_version()}",
+}
+ADDRESSES = "addresses"
+"""Extension of a request: the addresses to connect to, which were looked up and checked."""
 _NOT_SENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol)
 _DRAIN_S = 1.0
 """How long to read on after the answer: only a body read to its end leaves a reusable connection."""
@@ -220,35 +147,35 @@ def _named_file(field: str, file: Path) -> Iterator[None]:
         raise ConfigError(f"{file} cannot be used: {error}", field=field, remedy=remedy) from error
 
 
-GetClient = Callable[[str], Awaitable[httpx2.AsyncClient]]
-"""The client for a URL."""
+GetClient = Callable[[str], Awaitable[httpx2.AsyncBaseTransport]]
+"""The connections for a URL."""
 
 
 class HttpClients:
-    """A client for each way to reach servers, one for plain HTTP and one for TLS, built when first needed."""
+    """The connections for each way to reach servers, those of plain HTTP and of TLS apart, made when first needed."""
 
     def __init__(self) -> None:
-        self._clients: dict[tuple[HttpAccess, bool], httpx2.AsyncClient] = {}
+        self._clients: dict[tuple[HttpAccess, bool], PooledTransport] = {}
         self._lock = anyio.Lock()
 
     def for_server(self, config: Server) -> GetClient:
         """Gives the clients for requests on behalf of a server; its client's certificate is for its own origin."""
         access, own = HttpAccess.of(config), httpx2.URL(config.url or "")
 
-        async def get_client(url: str) -> httpx2.AsyncClient:
+        async def get_client(url: str) -> PooledTransport:
             is_own = same_origin(own, httpx2.URL(url))
             return await self._find(url, access if is_own else replace(access, cert_file=None, key_file=None))
 
         return get_client
 
-    async def _find(self, url: str, access: HttpAccess) -> httpx2.AsyncClient:
+    async def _find(self, url: str, access: HttpAccess) -> PooledTransport:
         """The trust store takes 0.1 s to load, so it is loaded once and only for https."""
         is_secure = url.lower().startswith("https:")
         async with self._lock:
             if (access, is_secure) not in self._clients:
                 plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
                 context = await to_thread.run_sync(access.build_context) if is_secure else plain
-                self._clients[access, is_secure] = _build_client(context, access.proxy)
+                self._clients[access, is_secure] = PooledTransport(context, access.proxy)
             return self._clients[access, is_secure]
 
     async def aclose(self) -> None:
@@ -258,25 +185,15 @@ class HttpClients:
                 await client.aclose()
 
 
-def _build_client(context: ssl.SSLContext, proxy: str) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(
-        transport=PooledTransport(context, proxy),
-        timeout=httpx2.Timeout(30.0, connect=_CONNECT_S, read=None),
-        headers={"accept-encoding": "identity"},
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-        trust_env=False,
-    )
-
-
 _MAX_RENEWALS = 2
 """How often one request may be sent again with new credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizedClient:
-    """An HTTP client for one MCP server, with the credentials of that server, if they change with time."""
+    """The connections to one MCP server, with the credentials of that server, if they change with time."""
 
-    client: httpx2.AsyncClient
+    client: httpx2.AsyncBaseTransport
     credentials: Credentials | None = None
 
 
@@ -325,37 +242,75 @@ def _read_challenge(response: httpx2.Response, renewals: int) -> Challenge | Non
 
 
 async def send_within_origin(
-    client: httpx2.AsyncClient, method: str, url: str, headers: Mapping[str, str | bytes], body: bytes | None
+    client: httpx2.AsyncBaseTransport,
+    method: str,
+    url: str,
+    headers: Mapping[str, str | bytes],
+    body: bytes | None,
 ) -> httpx2.Response:
     """Sends a request and follows redirects within its origin; the caller closes the response."""
-    request = client.build_request(method, url, headers=cast(Mapping[str, str], headers), content=body)
+    target = _parse_url(url)
     for _ in range(_MAX_REDIRECTS):
-        response = await client.send(request, stream=True)
-        redirect = response.next_request
-        if response.status_code not in (307, 308) or redirect is None or not same_origin(request.url, redirect.url):
+        response = await send_request(client, method, target, headers, body)
+        redirect = find_redirect(response)
+        if response.status_code not in (307, 308) or redirect is None or not same_origin(target, redirect):
             break
         await response.aclose()
-        request = redirect
+        target = redirect
     return response
+
+
+_parse_url = lru_cache(maxsize=256)(httpx2.URL)
+
+
+async def send_request(
+    client: httpx2.AsyncBaseTransport,
+    method: str,
+    url: httpx2.URL,
+    headers: Mapping[str, str | bytes],
+    body: bytes | None,
+    addresses: Sequence[str] | None = None,
+) -> httpx2.Response:
+    """Sends one request, to one of `addresses` if they are given; the caller closes the response."""
+    own: dict[str, str | bytes] = {"host": url.netloc, **_HEADERS}
+    if url.userinfo:
+        own["authorization"] = b"Basic " + b64encode(f"{url.username}:{url.password}".encode())
+    if body is not None:
+        own["content-length"] = str(len(body))
+    fields = cast(Mapping[str, str], {**own, **{name.lower(): value for name, value in headers.items()}})
+    extensions = None if addresses is None else {ADDRESSES: addresses}
+    stream = httpx2.ByteStream(body or b"")
+    return await client.handle_async_request(
+        httpx2.Request(method, url, headers=fields, stream=stream, extensions=extensions)
+    )
+
+
+def find_redirect(response: httpx2.Response) -> httpx2.URL | None:
+    """Where a response redirects to; raises httpx2.RemoteProtocolError if that is no address."""
+    if not response.has_redirect_location:
+        return None
+    try:
+        return response.request.url.join(response.headers["location"])
+    except httpx2.InvalidURL as error:
+        raise httpx2.RemoteProtocolError(f"it redirects to what is no address: {error}") from None
 
 
 def same_origin(origin: httpx2.URL, other_origin: httpx2.URL) -> bool:
     """Whether two addresses have one scheme, host and port."""
-    return (origin.scheme, origin.host, origin.port) == (other_origin.scheme, other_origin.host, other_origin.port)
+    return _origin_of(origin) == _origin_of(other_origin)
 
 
 async def read_chunks(response: httpx2.Response, on_chunk: Callable[[bytes], Awaitable[bool]]) -> None:
     """Passes chunks to `on_chunk` until it returns true, then drains at most a little for at most a moment."""
     drained = 0
     with anyio.CancelScope() as scope:
-        async with aclosing(response.aiter_raw()) as chunks:
-            async for chunk in chunks:
-                if not math.isinf(scope.deadline):
-                    drained += len(chunk)
-                    if drained > _DRAIN_BYTES:
-                        return
-                elif await on_chunk(chunk):
-                    scope.deadline = anyio.current_time() + _DRAIN_S
+        async for chunk in cast(AsyncIterable[bytes], response.stream):
+            if not math.isinf(scope.deadline):
+                drained += len(chunk)
+                if drained > _DRAIN_BYTES:
+                    return
+            elif await on_chunk(chunk):
+                scope.deadline = anyio.current_time() + _DRAIN_S
 
 
 def describe_encoding(response: httpx2.Response) -> str | None:

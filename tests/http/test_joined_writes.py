@@ -1,11 +1,11 @@
-"""The head and the body of a response leave with one system call, and nothing stays behind."""
+"""The head and the body of a response leave with one system call, those of a turn together; nothing stays behind."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from gateway.http.bounded_protocol import JoinedWrites
+from gateway.http.bounded_protocol import JoinedWrites, WriteTurn
 
 
 class _Transport:
@@ -23,9 +23,9 @@ class _Transport:
         self.sent.append("closed")
 
 
-def _make() -> tuple[JoinedWrites, _Transport]:
+def _make(turn: WriteTurn | None = None) -> tuple[JoinedWrites, _Transport]:
     transport = _Transport()
-    return JoinedWrites(transport, asyncio.get_running_loop()), transport
+    return JoinedWrites(transport, asyncio.get_running_loop(), turn or WriteTurn()), transport
 
 
 async def test_head_and_body_of_one_turn_are_sent_together_and_once() -> None:
@@ -60,3 +60,13 @@ async def test_nothing_is_sent_on_a_connection_that_is_closing() -> None:
     transport.is_closing = lambda: True
     await asyncio.sleep(0)
     assert transport.sent == []
+
+
+async def test_responses_of_one_turn_are_sent_together_and_many_do_not_wait_for_all() -> None:
+    turn = WriteTurn()
+    connections = [_make(turn) for _ in range(20)]
+    for joined, _ in connections:
+        joined.write(b"whole")
+    assert [len(transport.sent) for _, transport in connections] == [1] * 16 + [0] * 4
+    await asyncio.sleep(0)
+    assert all(transport.sent == [b"whole"] for _, transport in connections)

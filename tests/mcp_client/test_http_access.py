@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
-from gateway.mcp_client.http_client import HttpClients
+from gateway.mcp_client.http_client import HttpClients, send_request
 from gateway.types import ToolCall
 from tests.live_server import live_server_async
 from tests.toolset_conformance.sample_tools import sample_sources
@@ -160,7 +160,7 @@ async def test_certificate_is_shown_to_the_servers_own_origin_alone(tmp_path: Pa
         clients = HttpClients()
         other = await clients.for_server(server.model_copy(update={"proxy": None}))(entry["url"])
         with pytest.raises(httpx2.TransportError):
-            await other.get(entry["url"])
+            await send_request(other, "GET", httpx2.URL(entry["url"]), {}, None)
         await clients.aclose()
 
 

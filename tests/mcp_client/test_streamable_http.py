@@ -13,11 +13,10 @@ import httpx2
 import pytest
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from gateway.config.models import Server
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request
 from gateway.mcp_client.framing import Inbox
-from gateway.mcp_client.http_client import AuthorizedClient, HttpClients
+from gateway.mcp_client.http_client import AuthorizedClient, send_request
 from gateway.mcp_client.streamable_http import StreamableHttpWriter, streamable_client
 from gateway.types import DEFAULT_CONTEXT
 from tests.waiting import PATIENCE_S
@@ -79,10 +78,13 @@ async def connect_to_function(respond: Respond) -> AsyncIterator[Exchange]:
         response = respond(request)
         # A response built with its content counts as read; one from a network does not.
         return httpx2.Response(
-            response.status_code, headers=response.headers, stream=httpx2.ByteStream(response.content)
+            response.status_code,
+            headers=response.headers,
+            stream=httpx2.ByteStream(response.content),
+            request=request,
         )
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(record))
+    client = httpx2.MockTransport(record)
     secret = {"authorization": "Bearer s3cret"}
     messages = Messages()
     inbox = Inbox(messages, 10_000)
@@ -154,13 +156,19 @@ async def test_redirect_is_followed_only_within_its_origin(location: str) -> Non
 
 
 async def test_cookies_are_never_sent_back() -> None:
-    client = await HttpClients().for_server(Server(url=URL))(URL)
-    assert client.cookies.jar._policy.is_not_allowed("here.test")  # type: ignore[attr-defined]
-    request = client.build_request("GET", URL)
-    response = httpx2.Response(200, headers={"set-cookie": "a=b"}, request=request)
-    client.cookies.extract_cookies(response)
-    assert "cookie" not in client.build_request("GET", URL).headers
-    await client.aclose()
+    async with connect_to_function(lambda _: httpx2.Response(200, headers={"set-cookie": "a=b"}, json=OK)) as exchange:
+        await exchange.request()
+        await exchange.request(request_id=2)
+        assert all("cookie" not in request.headers for request in exchange.requests)
+
+
+async def test_name_and_password_of_an_address_are_sent_as_basic_credentials() -> None:
+    requests: list[httpx2.Request] = []
+    server = httpx2.MockTransport(lambda request: requests.append(request) or httpx2.Response(200))  # type: ignore[func-returns-value]
+    await send_request(server, "GET", httpx2.URL("http://user:a%20word@here.test/mcp"), {}, None)
+    assert (
+        requests[0].headers["authorization"] == "Basic dXNlcjphIHdvcmQ=" and requests[0].headers["host"] == "here.test"
+    )
 
 
 async def test_stream_without_the_answer_loses_it() -> None:

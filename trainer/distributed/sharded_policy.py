@@ -27,6 +27,7 @@ from trainer.distributed.sharded_state import (
 )
 from trainer.distributed.write_shards import Digests, begin_writing
 from trainer.engine.base import Adapters
+from trainer.engine.host_copies import HostCopies
 from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
@@ -93,7 +94,7 @@ class ShardedPolicy(Policy):
         image_processor: ImageProcessor | None = None,
     ) -> None:
         self.ranks, self._source = ranks, folder
-        self._kept: dict[str, Tensor] = {}
+        self._kept = HostCopies()
         """This rank's part of the weights that were published last."""
         self._dtype = compute_dtype(settings, ranks.device)
 
@@ -162,10 +163,8 @@ class ShardedPolicy(Policy):
     @torch.no_grad()
     def keep_weights(self) -> None:
         """Copies this rank's part of what is trained to the host's memory, where further steps do not change it."""
-        for name, value in self.model.named_parameters():
-            if value.requires_grad:
-                local, kept = local_part(value), self._kept.get(name)
-                self._kept[name] = local.to("cpu", copy=True) if kept is None else kept.copy_(local)
+        trained = ((name, value) for name, value in self.model.named_parameters() if value.requires_grad)
+        self._kept.take((name, local_part(value)) for name, value in trained)
 
     @torch.no_grad()
     def gather_bucket(self, names: Sequence[str], *, kept: bool = False) -> list[tuple[str, Tensor]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode, urlsplit
 
 import anyio
@@ -18,8 +18,7 @@ import httpx2
 
 from gateway.config.server_auth import LOOPBACK_HOSTS
 from gateway.mcp_client.auth.credentials import AuthError
-from gateway.mcp_client.flood_limits import ADDRESSES
-from gateway.mcp_client.http_client import GetClient, same_origin
+from gateway.mcp_client.http_client import GetClient, find_redirect, same_origin, send_request
 from gateway.sandbox.host_rules import embedded_addresses, parse_address
 
 REQUEST_S = 15.0
@@ -87,10 +86,10 @@ class OAuthHttp:
             raise AuthError(reason, "report it to the server's operator")
         return url
 
-    async def _resolve(self, url: httpx2.URL, place: str) -> Mapping[str, Any]:
-        """The request extension with the addresses to connect to, since a second look-up may answer otherwise."""
+    async def _resolve(self, url: httpx2.URL, place: str) -> list[str] | None:
+        """The addresses to connect to, if not any, since a second look-up may answer otherwise."""
         if url.host in self._trusted_hosts:
-            return {}
+            return None
         addresses = await _look_up(url.host, place)
         kinds = {kind for address in addresses if (kind := _kind(address)) is not None}
         for host in self._trusted_hosts if kinds else ():
@@ -98,7 +97,7 @@ class OAuthHttp:
         if kinds:
             reason = f"{place} is at a {'and '.join(sorted(kinds))} address, where its server is not"
             raise AuthError(reason, "if that is right, name the authorization server as `oauth.issuer` of this server")
-        return {ADDRESSES: addresses}
+        return addresses
 
     async def get(self, url: str, purpose: str) -> Answer:
         """Gets a metadata document; follows redirects within the origin."""
@@ -129,12 +128,11 @@ class OAuthHttp:
         try:
             with anyio.fail_after(REQUEST_S):
                 client = await self._get_client(str(url))
-                allowed = await self._resolve(url, place)
+                addresses = await self._resolve(url, place)
                 headers = {"accept": "application/json", **headers}
-                request = client.build_request(method, url, headers=headers, content=body, extensions=allowed)
-                response = await client.send(request, stream=True)
+                response = await send_request(client, method, url, headers, body, addresses)
                 try:
-                    redirect = None if response.next_request is None else response.next_request.url
+                    redirect = find_redirect(response)
                     content = await _read_bounded(response)
                 finally:
                     await response.aclose()
@@ -175,7 +173,7 @@ def _kind(text: str) -> str | None:
 
 async def _read_bounded(response: httpx2.Response) -> bytes | None:
     content = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in cast(AsyncIterable[bytes], response.stream):
         content += chunk
         if len(content) > MAX_ANSWER_BYTES:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from math import prod
 from typing import Any
 
 import torch
@@ -24,25 +25,29 @@ class Grouped(Fake):
         return await self.nothing(body)
 
     async def from_group(self, body: Any) -> Any:
-        named = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype))
-            for name, shape, dtype in zip(body["names"], body["shapes"], body["dtypes"], strict=True)
-        }
+        assert body["load_format"] == "flattened_bucket"
+        places, size = dict[str, tuple[int, int, torch.dtype, list[int]]](), 0
+        for name, shape, dtype in zip(body["names"], body["shapes"], body["dtypes"], strict=True):
+            kind = getattr(torch, dtype)
+            assert size % kind.itemsize == 0, "SGLang refuses a tensor that does not begin at a multiple of its width"
+            places[name] = (size, size + prod(shape) * kind.itemsize, kind, shape)
+            size = places[name][1]
+        data = torch.empty(size, dtype=torch.uint8)
         try:
-            await to_thread.run_sync(self._heard, list(named.values()))
+            await to_thread.run_sync(self._heard, data)
         except RuntimeError as error:
             return {"success": False, "message": str(error)}
+        named = {name: data[a:b].view(kind).reshape(shape) for name, (a, b, kind, shape) in places.items()}
         return self._took(named, {"weight_version": self.version} | body)
 
     async def leave(self, body: Any) -> Any:
         self.gloo = None
         return await self.nothing(body)
 
-    def _heard(self, tensors: list[torch.Tensor]) -> None:
-        for tensor in tensors:
-            options = dist.BroadcastOptions()
-            options.rootRank = 0
-            self.gloo.broadcast([tensor], options).wait(WAIT)
+    def _heard(self, data: torch.Tensor) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self.gloo.broadcast([data], options).wait(WAIT)
 
 
 def _joined(body: Any) -> Any:

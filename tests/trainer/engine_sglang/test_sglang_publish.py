@@ -15,9 +15,10 @@ from tests.trainer.engine_sglang.engine_harness import opened, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.waiting import wait_until
 from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.host_copies import HostCopies
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
-from trainer.engine.sglang.weight_sync.tensors import flatten_bucket
+from trainer.engine.sglang.weight_sync.flat_bucket import flatten_bucket
 from trainer.engine.sglang.weight_sync.verify import TrainerReference, check_agreement
 
 
@@ -127,13 +128,25 @@ async def test_kv_cache_is_not_shared_across_versions() -> None:
     assert not any(body["flush_cache"] for body in fake.bodies("/update_weights_from_tensor"))
 
 
-def test_flat_bucket_has_the_offset_of_each_tensor() -> None:
-    part = [("a", torch.randn(2, 3)), ("b", torch.randn(4).bfloat16()), ("c", torch.randn(3, 2).t())]
-    flat = flatten_bucket(part)
-    data, metadata = flat["flattened_tensor"], flat["metadata"]
-    for (name, tensor), meta in zip(part, metadata, strict=True):  # type: ignore[call-overload]
-        there = data[meta.start_idx : meta.end_idx].view(meta.dtype).reshape(meta.shape)  # type: ignore[index]
-        assert meta.name == name and there.equal(tensor)
+def test_host_copies_stay_as_they_are_and_use_their_buffers_again() -> None:
+    copies, tensor = HostCopies(), torch.zeros(3)
+    copies.take([("a", tensor), ("b", tensor[:2])])
+    buffer = copies["a"]
+    tensor += 1
+    assert copies["a"].equal(torch.zeros(3))
+    copies.take([("a", tensor)])
+    assert copies["a"] is buffer and {**copies}.keys() == {"a"} and buffer.equal(torch.ones(3))
+    copies.take([("a", tensor.bfloat16())])
+    assert copies["a"].dtype == torch.bfloat16
+
+
+def test_flat_bucket_has_each_tensor_at_a_multiple_of_its_width() -> None:
+    part = {"a": torch.randn(3).bfloat16(), "b": torch.randn(2, 3), "c": torch.randn(3, 2).t()}
+    flat = flatten_bucket([*part.items()])
+    assert {place.name for place in flat.parts} == {*part}
+    for place in flat.parts:
+        there = flat.data[place.start_idx : place.end_idx].view(place.dtype).reshape(place.shape)
+        assert there.equal(part[place.name])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+import torch
 from starlette.responses import JSONResponse
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync import process_group, tensors
 from trainer.engine.sglang.weight_sync.base import SyncTarget, WeightSync
 from trainer.engine.sglang.weight_sync.disk import DiskSync
+from trainer.engine.sglang.weight_sync.flat_bucket import FlatBucket
 from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 from trainer.engine.sglang.weight_sync.verify import TrainerReference
@@ -55,7 +57,7 @@ async def test_interrupted_weight_update_is_repeated(name: str, place: int, tmp_
 async def test_bytes_of_a_bucket_are_made_once_for_all_servers_and_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes, made, pickle = [Fake(info={"tp_size": 2}), Fake(info={"tp_size": 2})], [0], tensors._pickle
 
-    def count(flat: dict[str, object]) -> bytes:
+    def count(flat: FlatBucket) -> bytes:
         made[0] += 1
         return pickle(flat)
 
@@ -89,6 +91,22 @@ async def test_broken_process_group_is_rebuilt(monkeypatch: pytest.MonkeyPatch) 
             await engine.publish(weights(1), 1)
     assert broken and all(fake.weights[NAME].equal(weights(1)[NAME]) for fake in fakes)
     assert len(fakes[0].bodies("/init_weights_update_group")) == 2
+
+
+async def test_process_group_sends_a_bucket_as_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, whole, sizes = Grouped(), process_group.dist.broadcast, list[int]()
+
+    def count(tensor: Tensor, **more: Any) -> Any:
+        sizes.append(tensor.nbytes)
+        return whole(tensor, **more)
+
+    monkeypatch.setattr(process_group.dist, "broadcast", count)
+    sent = {**weights(1), "odd": torch.arange(3).bfloat16(), "wide": torch.arange(3.0)}
+    async with serving(fake) as urls, SGLangEngine(urls, ProcessGroupSync()) as engine:
+        with anyio.fail_after(60):
+            await engine.publish(sent, 1)
+    assert sizes == [sum(tensor.nbytes for tensor in sent.values())]
+    assert all(fake.weights[name].equal(tensor) for name, tensor in sent.items())
 
 
 class Strange(TensorSync):

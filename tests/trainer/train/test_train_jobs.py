@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 import yaml
 from rich.console import Console
 
+from mtrl_plugins.environments.host_process import stop_hosts
+from tests.plugins.environments.environment_runs import STAND_IN
+from tests.plugins.verifiers.verifiers_runs import add_to_path
 from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.train.jobs import ROOT
 from tests.trainer.train.trainings import Run
@@ -57,3 +61,21 @@ async def test_gsm8k_job_trains_a_stand_in_of_the_same_architecture(
     assert len(rollouts) == 4 and all("answer" in rollout.rewards for rollout in rollouts)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["step"] == 1 and line["reward/answer"] == 0.0 and line["rollout/lost"] == 0
+
+
+async def test_job_of_a_game_trains_on_a_stand_in_of_textarena(
+    tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", add_to_path(STAND_IN))
+    values = load_run_file("guess")
+    values |= {"model": str(save_tiny_model(tmp_path / "model", kind="qwen2")), "steps": 1, "prompts": 2, "n": 2}
+    values["environment"] |= {"name": "textarena:Guess-v0", "python": sys.executable}
+    values["evaluation"] |= {"every": 0, "after": False}
+    values["limits"] |= {"turn_tokens": 16}
+    try:
+        await train(TrainSettings.model_validate(values), tmp_path / "run", Console(file=io.StringIO()))
+    finally:
+        stop_hosts()
+    rollouts = list(Rollouts(tmp_path / "run"))
+    assert len(rollouts) == 4 and not any(rollout.stop.is_infrastructure for rollout in rollouts)
+    assert {rollout.infos["environment"]["seed"] for rollout in rollouts} < {*range(1000)}

@@ -21,7 +21,7 @@ from trainer.engine.base import Adapters, AdapterShape
 from trainer.engine.sglang.http_client import RequestRefused
 from trainer.engine.sglang.server_features import LOAD_ADAPTERS, UNLOAD_ADAPTER, ServerFeatures
 from trainer.engine.sglang.weight_sync.base import SyncTarget, load_timeout_s, post_checked
-from trainer.engine.sglang.weight_sync.tensors import flatten_bucket
+from trainer.engine.sglang.weight_sync.flat_bucket import LOAD_FORMAT, flatten_bucket
 
 LoraPublish = Literal["auto", "adapters", "merged"]
 TRIED_MODELS = ("llama", "qwen2", "qwen3")
@@ -127,7 +127,7 @@ def _convert(adapters: Adapters, dtype: str) -> dict[str, torch.Tensor]:
 
 
 def _load_body(tensors: dict[str, torch.Tensor], shape: AdapterShape, name: str, ranks: int) -> bytes:
-    flat = base64.b64encode(pickle.dumps(flatten_bucket(list(tensors.items())))).decode()
+    flat = base64.b64encode(pickle.dumps(flatten_bucket(list(tensors.items())).content)).decode()
     config = {
         "peft_type": "LORA",
         "r": shape.rank,
@@ -140,6 +140,5 @@ def _load_body(tensors: dict[str, torch.Tensor], shape: AdapterShape, name: str,
         "lora_name": name,
         "config_dict": config,
         "serialized_named_tensors": [flat] * ranks,
-        "load_format": "flattened_bucket",
     }
-    return json.dumps(body).encode()
+    return json.dumps(body | LOAD_FORMAT).encode()

@@ -32,10 +32,12 @@ from trainer.engine.sglang.weight_sync.base import (
     split_into_buckets,
     weight_update,
 )
+from trainer.engine.sglang.weight_sync.flat_bucket import LOAD_FORMAT, flatten_bucket
 
 Result = TypeVar("Result")
 JOIN_TIMEOUT_S = 120.0
-BUCKET = 2**30
+BUCKET = 2**29
+"""Bytes in a bucket; trainer and servers need as many beside their weights."""
 
 
 class ProcessGroupSync:
@@ -81,26 +83,25 @@ class ProcessGroupSync:
         return size
 
     async def _broadcast(self, part: Sequence[NamedTensor], version: int | None, flush: bool) -> None:
+        flat = await to_thread.run_sync(flatten_bucket, part, self._device)
         body: dict[str, Any] = {
-            "names": [name for name, _ in part],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in part],
-            "shapes": [list(tensor.shape) for _, tensor in part],
+            "names": [tensor.name for tensor in flat.parts],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in flat.parts],
+            "shapes": [list(tensor.shape) for tensor in flat.parts],
             "group_name": self._group_name,
             "flush_cache": flush and version is not None,
         }
-        body |= selector(self._members)
+        body |= LOAD_FORMAT | selector(self._members)
         body |= {} if version is None else {"weight_version": str(version)}
         path = "/update_weights_from_distributed"
-        within = load_timeout_s(bucket_size(part))
+        within = load_timeout_s(flat.data.nbytes)
         takes = [partial(post_checked, target.client, path, body, within=within) for target in self._members]
-        await run_all([*takes, partial(_run_in_thread, self._broadcast_tensors, part)])
+        await run_all([*takes, partial(_run_in_thread, self._broadcast_tensor, flat.data, within)])
 
-    def _broadcast_tensors(self, part: Sequence[NamedTensor]) -> None:
-        tensors = [tensor.to(self._device).contiguous() for _, tensor in part]
-        works = [dist.broadcast(tensor, src=0, group=self._group, async_op=True) for tensor in tensors]
-        for work in works:
-            if work is not None:
-                work.wait(timedelta(seconds=load_timeout_s(bucket_size(part))))
+    def _broadcast_tensor(self, data: Tensor, within: float) -> None:
+        work = dist.broadcast(data, src=0, group=self._group, async_op=True)
+        if work is not None:
+            work.wait(timedelta(seconds=within))
 
     async def _join(self, targets: tuple[SyncTarget, ...], backend: str) -> None:
         """Joins trainer and servers at the same time, since each waits for all others."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import anyio
-import torch
 from anyio import to_thread
 from torch import Tensor
 
 from trainer.engine.base import Adapters, Agreement, BucketedWeights, EngineError
+from trainer.engine.host_copies import HostCopies
 from trainer.engine.sglang.replica import Replica, WeightsName
 from trainer.engine.sglang.weight_sync.base import untied_tensors
 from trainer.engine.sglang.weight_sync.verify import (
@@ -31,6 +31,7 @@ class PublishedWeights:
     def __init__(self, reference: TrainerReference) -> None:
         self.version = UNPUBLISHED
         self.weights: Mapping[str, Tensor] = {}
+        self._copies = HostCopies()
         self.adapter = ""
         """The name of the adapters, if these were published alone."""
         self.agreement: Agreement | None = None
@@ -66,13 +67,14 @@ class PublishedWeights:
         """Copies weights that nobody changes meanwhile, and computes the trainer's logprobs of the probes."""
         self.adapter = adapter
         if isinstance(weights, Adapters):
-            copies = {name: _copy_to_cpu(tensor) for name, tensor in weights.items()}
-            self.weights = Adapters(weights.shape, copies)
+            await to_thread.run_sync(self._copies.take, weights.items())
+            self.weights = Adapters(weights.shape, self._copies)
         elif isinstance(weights, BucketedWeights):
             await to_thread.run_sync(weights.keep)
             self.weights = weights
         else:
-            await to_thread.run_sync(self._copy, untied_tensors(weights))
+            await to_thread.run_sync(self._copies.take, untied_tensors(weights))
+            self.weights = self._copies
         logprobs = await to_thread.run_sync(self._compute_reference)
         self._previous_logprobs, self._reference_logprobs, self.agreement, self.version = (
             self._reference_logprobs,
@@ -80,16 +82,6 @@ class PublishedWeights:
             None,
             version,
         )
-
-    def _copy(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        """Copies into the existing buffers where they fit, as two copies at once would need twice the memory."""
-        old: Mapping[str, Tensor] = {} if isinstance(self.weights, Adapters) else self.weights
-        self.weights = copies = dict[str, Tensor]()
-        with torch.no_grad():
-            for name, tensor in tensors:
-                buffer = old.get(name)
-                fits = buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
-                copies[name] = buffer.copy_(tensor) if buffer is not None and fits else _copy_to_cpu(tensor)
 
     async def verify(self, replica: Replica) -> None:
         """Raises EngineError if a server reports another version, or has other weights or adapters."""
@@ -117,7 +109,3 @@ class PublishedWeights:
             if self._compute_logprobs
             else []
         )
-
-
-def _copy_to_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)

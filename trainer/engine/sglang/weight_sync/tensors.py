@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from types import SimpleNamespace
 
 import torch
 from anyio import to_thread
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from trainer.engine.sglang.http_client import run_all
 from trainer.engine.sglang.weight_sync.base import (
-    NamedTensor,
     SyncTarget,
     bucket_size,
     load_timeout_s,
@@ -27,6 +25,7 @@ from trainer.engine.sglang.weight_sync.base import (
     split_into_buckets,
     weight_update,
 )
+from trainer.engine.sglang.weight_sync.flat_bucket import LOAD_FORMAT, FlatBucket, flatten_bucket
 
 BUCKET = 2**28
 """Bytes in a bucket; a server needs as many beside its weights."""
@@ -60,24 +59,12 @@ class TensorSync:
                 del part  # So that there is one bucket at a time.
                 last = version if index == len(parts) - 1 else None
                 make_body = partial(_update_body, flat, last, flush, selector(targets))
-                await _send_bucket(targets, make_body, within, is_shared=not _is_on_gpu(flat))
+                await _send_bucket(targets, make_body, within, is_shared=not flat.is_on_gpu)
                 del flat
         return size
 
     async def close(self) -> None:
         """Holds no resources."""
-
-
-def flatten_bucket(part: Sequence[NamedTensor], device: torch.device | None = None) -> dict[str, object]:
-    """A bucket in SGLang's own layout, of plain values that its unpickler accepts."""
-    flat = torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in part]).to(device)
-    metadata, start = [], 0
-    for name, tensor in part:
-        stop = start + tensor.nbytes
-        index = {"start_idx": start, "end_idx": stop, "numel": tensor.nbytes}
-        metadata.append(SimpleNamespace(name=name, shape=tensor.shape, dtype=tensor.dtype, **index))
-        start = stop
-    return {"flattened_tensor": flat, "metadata": metadata}
 
 
 async def _send_bucket(
@@ -97,29 +84,23 @@ async def _send_bucket(
     await run_all(partial(send, target) for target in targets)
 
 
-def _update_body(
-    flat: dict[str, object], version: int | None, flush: bool, more: Mapping[str, str], ranks: int
-) -> bytes:
+def _update_body(flat: FlatBucket, version: int | None, flush: bool, more: Mapping[str, str], ranks: int) -> bytes:
     """The request body. CUDA handles are reference-counted, so each process of the server gets its own."""
-    count = ranks if _is_on_gpu(flat) else 1
+    count = ranks if flat.is_on_gpu else 1
     body = {
         "serialized_named_tensors": [base64.b64encode(_pickle(flat)).decode() for _ in range(count)] * (ranks // count),
-        "load_format": "flattened_bucket",
         "flush_cache": flush and version is not None,
     }
-    return json.dumps(body | {**more} | ({} if version is None else {"weight_version": str(version)})).encode()
+    return json.dumps(
+        body | LOAD_FORMAT | {**more} | ({} if version is None else {"weight_version": str(version)})
+    ).encode()
 
 
-def _pickle(flat: dict[str, object]) -> bytes:
+def _pickle(flat: FlatBucket) -> bytes:
     """Pickles a bucket: its bytes, or a CUDA handle. A handle of shared CPU memory would crash a server outside our
     process tree."""
-    if not _is_on_gpu(flat):
-        return pickle.dumps(flat)
+    if not flat.is_on_gpu:
+        return pickle.dumps(flat.content)
     written = io.BytesIO()
-    ForkingPickler(written, pickle.HIGHEST_PROTOCOL).dump(flat)
+    ForkingPickler(written, pickle.HIGHEST_PROTOCOL).dump(flat.content)
     return written.getvalue()
-
-
-def _is_on_gpu(flat: dict[str, object]) -> bool:
-    tensor = flat["flattened_tensor"]
-    return isinstance(tensor, Tensor) and tensor.is_cuda
