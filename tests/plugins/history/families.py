@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
 
+from gateway.types import Task as SessionTask
 from mtrl_plugins.history.delegate import DelegatePlayer
 from mtrl_plugins.history.delegate_settings import DelegateSettings
 from tests.plugins.history.long_chats import TEMPLATE, read
@@ -51,9 +53,10 @@ async def play_family(
     stepper: Stepper | None = None,
     in_order: bool = False,
     limits: Mapping[str, Any] | None = None,
+    named: tuple[str, ...] | None = None,
     **settings: Any,
 ) -> tuple[Rollout, ScriptedEngine]:
-    """One rollout; the settings are those of `delegate`."""
+    """One rollout, whose row may have named its tools; the settings are those of `delegate`."""
     stepper = stepper or ToolsAndFeedback()
     player = DelegatePlayer(DelegateSettings(**settings), stepper, in_order=in_order)
     defaults = {"assistant_turns": 20, "tool_calls": 60, "rollout_tokens": 4000, "turn_tokens": 200}
@@ -64,4 +67,4 @@ async def play_family(
         ):
             chosen = RolloutLimits.model_validate(defaults | {**(limits or {})})
             runner = player.wrap(RolloutRunner(opened, TEMPLATE, gateway, chosen, stepper=stepper))
-            return await runner.run(TASK, group="g"), opened
+            return await runner.run(replace(TASK, session_task=SessionTask(tools=named)), group="g"), opened

@@ -269,12 +269,13 @@ async def test_chat_is_shortened_by_what_sub_agents_left_of_the_rollouts_tokens(
     assert rollout.infos["history"]["summaries"] > 0
 
 
-async def test_traces_of_a_family_offer_the_tools_that_each_chat_had(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restricted", [{"tools": ("read",)}, {"named": ("read",)}], ids=["by setting", "by row"])
+async def test_traces_of_a_family_offer_the_tools_that_each_chat_had(restricted: Any, tmp_path: Path) -> None:
     async def secret() -> str:
         """Tells it."""
         return "42"
 
-    rollout, _ = await play_family([delegate("One."), PAGE], {1: [PAGE]}, read, secret, tools=("read",))
+    rollout, _ = await play_family([delegate("One."), PAGE], {1: [PAGE]}, read, secret, **restricted)
     with RolloutWriter(tmp_path) as writer:
         writer.add(rollout)
     async with make_gateway(read, secret) as gateway:
