@@ -27,7 +27,7 @@ NEWER_VENV := venv() { for v in 3.12 3.13 3.14; do if PYENV_VERSION=$$v python$$
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-algorithms bench-made-tasks harbor-peer clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-algorithms bench-games bench-made-tasks harbor-peer clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -175,6 +175,9 @@ ablations: install  ## The default job without masking, and with credit by turn
 
 bench-algorithms: install  ## All algorithms on tasks that the model solves at times, five seeds each; goes on after a stop
 	$(BIN)/python bench/arms.py algorithms
+
+bench-games: install environments  ## A game of TextArena, unchanged, learned by a tiny model that knows its moves
+	$(BIN)/python bench/games.py
 
 kills: install sglang  ## The default job with its SGLang server killed twenty times, beside the same job undisturbed
 	$(BIN)/python bench/kills.py

@@ -188,15 +188,15 @@ def train_seed(job: str, seed: int, steps: int | None, folder: Path, kind: str) 
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     tools = [] if {"tools", "environment"} & {*settings} else ["--tools", str(ROOT / "tool_configs")]
     args = [*tools, "--config", str(file), "--seed", str(seed)]
-    _, warm = _run_command([*args, "--dry-run"], folder)
-    _, grpo = _run_command([*args, "--out", str(run), *([] if steps is None else ["--steps", str(steps)])], folder)
-    output, _ = _run_command(["eval", str(run), "--json"], folder)
+    _, warm = run_command([*args, "--dry-run"], folder)
+    _, grpo = run_command([*args, "--out", str(run), *([] if steps is None else ["--steps", str(steps)])], folder)
+    output, _ = run_command(["eval", str(run), "--json"], folder)
     controls = run_controls(run) if job == "sight" else {}
     curve, rollouts = _read_curves(run), _read_rollouts(run, kind)
     return Seed(seed, round(warm, 1), round(grpo, 1), json.loads(output), curve, rollouts, controls)
 
 
-def _run_command(args: Sequence[str], cache: Path) -> tuple[str, float]:
+def run_command(args: Sequence[str], cache: Path) -> tuple[str, float]:
     """Runs `mtrl-train`; returns its output and the CPU seconds of the process and its descendants."""
     before = getrusage(RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "trainer.cli", *args]

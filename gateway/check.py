@@ -19,7 +19,6 @@ from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
-from gateway.mcp_client.state_overlay import find_copy_reason
 from gateway.native.sandboxed_toolset import SandboxedToolset
 from gateway.plural import format_count
 from gateway.sandbox import bubblewrap
@@ -141,16 +140,12 @@ async def _check_server_states(gateway: Gateway) -> AsyncIterator[Finding]:
 
 def _check_server_state(server: McpToolset, state: Path) -> Finding:
     name = f"server {server.name}: each rollout gets a copy of the state {state}"
-    copy, problem = find_full_copy(state), find_copy_reason(server.config, state)
+    copy = find_full_copy(state)
     if not copy.reason:
         return Finding("ok", f"{name}, whose blocks are shared")
-    if not problem:
-        text = f"server {server.name}: nothing of the state {state} is copied: it lies under an overlay"
-        return Finding("ok", text)
     if not copy.is_large:
         return Finding("ok", f"{name} of {copy.bytes / 2**20:.1f} MB: {copy.reason}")
-    reasons = "; ".join(dict.fromkeys((copy.reason, problem)))
-    return Finding("note", f"{name} of {copy.bytes / 2**20:.0f} MB: {reasons}", SHARE_REMEDY)
+    return Finding("note", f"{name} of {copy.bytes / 2**20:.0f} MB: {copy.reason}", SHARE_REMEDY)
 
 
 async def _check_states(backends: Iterable[object]) -> AsyncIterator[Finding]:

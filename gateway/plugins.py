@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GROUP = "mtrl.plugins"
 SHIPPED: Mapping[str, tuple[str, ...]] = {
-    "agents": ("agent", "serve-policy"),
+    "agents": ("agent",),
     "client_files": (),
     "cluster": ("render", "wait-for-servers", "--ray", "--ray-servers"),
     "demo": ("demo", "sight", "shelves", "shell"),

@@ -67,7 +67,6 @@ TRAINER_IMPORTS = {
     "safetensors": ("engine/sglang/weight_sync/", "policy/", "distributed/"),
     "sglang": (),
     "datasets": ("data/",),
-    "pandas": ("view/",),
     "pyarrow": ("data/",),
     "typer": ("cli/",),
     "rich": ("view/", "finding.py", "collect_rollouts.py", "replay_rollouts.py", "train/", "cli/"),

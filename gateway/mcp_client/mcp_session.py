@@ -134,7 +134,7 @@ class McpSession:
             return f"ended: {reason.policy_doing}"  # No state has this hash.
         if folder is None or reason is not None:
             raise Unavailable(f"the state at the end was lost: {reason}")
-        return await states.hash_folder(folder, self._connection.transport.mounted_by)
+        return await states.hash_folder(folder)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         spec = self._toolset.listing.by_name.get(call.name)

@@ -20,7 +20,6 @@ from anyio import to_thread
 
 from gateway.config.models import Server
 from gateway.config.rollout_variables import FOLDER, ID, SEED, expand_rollout_variables, needs_folder
-from gateway.mcp_client.state_overlay import RolloutFolder, find_copy_reason
 from gateway.process.reaper import Reaper
 from gateway.schema import safe_name
 from gateway.state.prepared_state import StateError, copy_state, find_prepared_state
@@ -60,10 +59,10 @@ class FolderError(Exception):
 
 
 @asynccontextmanager
-async def open_folder(config: Server, rollout: RolloutIdentity, reaper: Reaper) -> AsyncIterator[RolloutFolder]:
+async def open_folder(config: Server, rollout: RolloutIdentity, reaper: Reaper) -> AsyncIterator[Path | None]:
     """The folder of one process, if it uses one. It is removed at the end, even if the gateway is killed, or kept."""
     if not needs_folder(config):
-        yield RolloutFolder()
+        yield None
         return
     await reaper.start()
     keep = config.keep_state if rollout is not LISTING else None
@@ -74,7 +73,8 @@ async def open_folder(config: Server, rollout: RolloutIdentity, reaper: Reaper) 
     if keep is None:
         reaper.add_folder(folder)
     try:
-        yield await to_thread.run_sync(_prepare, config, rollout, folder, abandon_on_cancel=True)
+        await to_thread.run_sync(_prepare, config, rollout, folder, abandon_on_cancel=True)
+        yield folder
     finally:
         if keep is None:
             with anyio.move_on_after(REMOVE_S, shield=True):
@@ -94,16 +94,18 @@ def _make_folder(keep: Path | None, name: str) -> Path:
     raise FileExistsError(f"{keep / name} exists 10,000 times")
 
 
-def _prepare(config: Server, rollout: RolloutIdentity, folder: Path) -> RolloutFolder:
+def _prepare(config: Server, rollout: RolloutIdentity, folder: Path) -> None:
     try:
         state = find_prepared_state(config.state, config.states, rollout.state)
-        if state is not None and not find_copy_reason(config, state):
-            return RolloutFolder(folder, state.resolve())
         if state is not None:
             copy_state(state, folder)
-        return RolloutFolder(folder)
     except (StateError, OSError) as error:
         raise FolderError(str(error)) from error
+
+
+def is_inside(path: Path | None, folder: Path | None) -> bool:
+    """Whether a path is in the folder of a rollout, if there are both."""
+    return path is not None and folder is not None and path.is_relative_to(folder)
 
 
 @dataclass(frozen=True)
@@ -115,15 +117,15 @@ class StartSettings:
     cwd: Path | None
 
 
-def resolve_start(config: Server, rollout: RolloutIdentity, folder: RolloutFolder) -> StartSettings:
-    """The settings with the values of a rollout. A `cwd` inside the folder is made, if the folder has its content."""
-    values = {FOLDER: str(folder.path or ""), ID: rollout.id, SEED: str(rollout.seed)}
+def resolve_start(config: Server, rollout: RolloutIdentity, folder: Path | None) -> StartSettings:
+    """The settings with the values of a rollout. A `cwd` inside the folder is made."""
+    values = {FOLDER: str(folder or ""), ID: rollout.id, SEED: str(rollout.seed)}
 
     def expand(text: str) -> str:
         return expand_rollout_variables(text, values)
 
     cwd = Path(expand(str(config.cwd))) if config.cwd is not None else None
-    if cwd is not None and folder.has(cwd) and folder.state is None:
+    if cwd is not None and is_inside(cwd, folder):
         cwd.mkdir(parents=True, exist_ok=True)
     command = tuple(map(expand, (config.command or "", *config.args)))
     return StartSettings(command, {name: expand(text) for name, text in config.env.items()}, cwd)

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.config.models import Server
-from gateway.mcp_client.rollout_folder import StartSettings
-from gateway.mcp_client.state_overlay import RolloutFolder
+from gateway.mcp_client.rollout_folder import StartSettings, is_inside
 from gateway.process.reaper import Reaper
 from gateway.sandbox.bubblewrap import Confined
 from gateway.sandbox.program_paths import find_program_paths
@@ -21,7 +20,7 @@ from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
 
 @asynccontextmanager
 async def open_sandboxed(
-    config: Server, start: StartSettings, folder: RolloutFolder, reaper: Reaper
+    config: Server, start: StartSettings, folder: Path | None, reaper: Reaper
 ) -> AsyncIterator[tuple[StartSettings, SandboxedCommand]]:
     """The settings with which the server is started in a sandbox, and the sandbox; all in it is killed at the end.
 
@@ -29,17 +28,15 @@ async def open_sandboxed(
     """
     program = shutil.which(start.command[0], path=start.env.get("PATH")) or start.command[0]
     command = (program, *(_absolute_file(argument) for argument in start.command[1:]))
-    writable = () if folder.path is None else (str(folder.path),)
+    writable = () if folder is None else (str(folder),)
     readable = [*find_program_paths(Path(program)), *filter(os.path.isfile, command[1:])]
-    if start.cwd is not None and not folder.has(start.cwd):
+    if start.cwd is not None and not is_inside(start.cwd, folder):
         readable.append(str(start.cwd))
     env = {name: value for name, value in start.env.items() if name != "PATH"}
     settings = config.sandbox.model_copy(update={"env": {**config.sandbox.env, **env}})
     confined = Confined(command, settings, readable, writable, working_folder=str(start.cwd or ROLLOUT))
-    below = () if folder.state is None else (str(folder.state),)
-    async with open_command(confined, reaper, below) as held:
-        line = folder.mount_first(held.line, start.cwd, held.user)
-        yield replace(start, command=line, env={}, cwd=None), held
+    async with open_command(confined, reaper) as held:
+        yield replace(start, command=held.line, env={}, cwd=None), held
 
 
 def _absolute_file(argument: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -21,7 +21,6 @@ from gateway.mcp_client.rollout_folder import LISTING, RolloutIdentity, StartSet
 from gateway.mcp_client.sandboxed_server import open_sandboxed
 from gateway.mcp_client.server_status import ServerLog
 from gateway.mcp_client.sse import sse_client
-from gateway.mcp_client.state_overlay import RolloutFolder
 from gateway.mcp_client.streamable_http import streamable_client
 from gateway.process.reaper import Reaper
 from gateway.sandbox.sandboxed_command import SandboxedCommand
@@ -83,23 +82,14 @@ class Transport:
     """The sandbox that the server's process is in."""
     folder: Path | None = None
     """The folder of that rollout, if the server uses one."""
-    has_overlay: bool = False
-    """Whether an overlay lies over it, which only the server's processes see."""
-
-    @property
-    def mounted_by(self) -> int | None:
-        """The process whose overlay has the folder's content, if one has."""
-        return self.child.pid if self.has_overlay and self.child is not None else None
 
     @asynccontextmanager
     async def open(self, dispatcher: Dispatcher) -> AsyncIterator[None]:
         """Passes what comes to the dispatcher during the block, and takes what it sends."""
         if self.name == "stdio":
             folder = open_folder(self.config, self.rollout, self.services.reaper)
-            async with self.services.child_slots, folder as made:
-                self.folder, self.has_overlay = made.path, made.state is not None
-                async with self._open_child(made, dispatcher):
-                    yield
+            async with self.services.child_slots, folder as self.folder, self._open_child(dispatcher):
+                yield
             return
         config, url = self.config, self.config.url or ""
         headers = {name: value.get_secret_value() for name, value in config.headers.items()}
@@ -112,16 +102,13 @@ class Transport:
             yield
 
     @asynccontextmanager
-    async def _open_child(self, folder: RolloutFolder, dispatcher: Dispatcher) -> AsyncIterator[None]:
-        start, reaper = resolve_start(self.config, self.rollout, folder), self.services.reaper
+    async def _open_child(self, dispatcher: Dispatcher) -> AsyncIterator[None]:
+        start, reaper = resolve_start(self.config, self.rollout, self.folder), self.services.reaper
         if self.config.isolation == "sandbox":
-            sandbox = open_sandboxed(self.config, start, folder, reaper)
+            sandbox = open_sandboxed(self.config, start, self.folder, reaper)
             async with sandbox as (confined, self.sandbox), self._create_child(confined).open(dispatcher):
                 yield
             return
-        if folder.state is not None:
-            command = folder.mount_first(start.command, start.cwd)
-            start = replace(start, command=command, cwd=None if folder.has(start.cwd) else start.cwd)
         async with self._create_child(start).open(dispatcher):
             yield
 

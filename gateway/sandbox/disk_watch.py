@@ -43,7 +43,7 @@ def measure(folders: Sequence[str], first_process: int | None = None) -> DiskUse
             hidden += 1
         else:
             sizes[entry.st_dev, entry.st_ino] = entry.st_blocks * BLOCK_BYTES
-    devices = {device for device, _ in sizes} | set(_inner_devices(folders, first_process))
+    devices = {device for device, _ in sizes}
     mapped = 0
     for pid in _descendants(first_process) if first_process else ():
         try:
@@ -91,13 +91,6 @@ def _open_files(pid: int) -> Iterator[os.stat_result]:
         for entry in entries:
             with suppress(FileNotFoundError, ProcessLookupError):
                 yield os.stat(entry.path)
-
-
-def _inner_devices(folders: Sequence[str], first_process: int | None) -> Iterator[int]:
-    """The devices of folders as a sandbox sees them, which differ where overlays lie over them there."""
-    for folder in folders if first_process else ():
-        with suppress(OSError):
-            yield os.lstat(f"/proc/{first_process}/root{folder}").st_dev
 
 
 def _mapped_bytes(pid: int, folders: Sequence[str]) -> int:
@@ -168,10 +161,9 @@ class DiskWatch:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def add(self, disk: WatchedDisk, below: Sequence[str] = ()) -> None:
-        """Begins to watch. What the folders have now, and those `below` overlays, is measured here, which takes time
-        where that is much."""
-        disk.before = measure([*disk.folders, *below])
+    def add(self, disk: WatchedDisk) -> None:
+        """Begins to watch. What the folders have now is measured here, which takes time where that is much."""
+        disk.before = measure(disk.folders)
         with self._lock:
             self._watched.append(disk)
             if self._thread is None:

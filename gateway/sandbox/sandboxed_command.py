@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -67,11 +67,9 @@ class SandboxedCommand:
 
 
 @asynccontextmanager
-async def open_command(
-    confined: Confined, reaper: Reaper | None, below: Sequence[str] = ()
-) -> AsyncIterator[SandboxedCommand]:
+async def open_command(confined: Confined, reaper: Reaper | None) -> AsyncIterator[SandboxedCommand]:
     """A confined command line, for one process. At the end whatever it left is killed; with a reaper, even if the
-    gateway is killed. `below` are folders over which overlays in its writable folders will lie.
+    gateway is killed.
 
     Raises Unavailable where nothing can be confined.
     """
@@ -99,7 +97,7 @@ async def open_command(
                     sockets={**confined.sockets, **({PORT: str(proxy.socket_file)} if proxy is not None else {})},
                 )
                 with open_command_line(held) as line:
-                    async with _watch_disk(held, line, below) as disk:
+                    async with _watch_disk(held, line) as disk:
                         codes = OUTSIDE_SIGNALS if held.is_first_process else frozenset[int]()
                         yield SandboxedCommand(
                             line.words, group, settings, disk, proxy, codes, lambda: line.has_started, user
@@ -126,16 +124,15 @@ def _make_group(settings: SandboxSettings) -> Cgroup:
 
 
 @asynccontextmanager
-async def _watch_disk(confined: Confined, line: CommandLine, below: Sequence[str]) -> AsyncIterator[WatchedDisk | None]:
-    """Watches the folders of the machine that it may write. What lies below overlays counts as there before, since each
-    file that is changed is copied first: together they may need as much as with a copy of all."""
+async def _watch_disk(confined: Confined, line: CommandLine) -> AsyncIterator[WatchedDisk | None]:
+    """Watches the folders of the machine that it may write."""
     settings = confined.settings
     folders = [*confined.writable, *map(str, settings.writable)]
     if not folders:
         yield None
         return
     disk = WatchedDisk(folders, settings.disk_mb * 2**20, settings.files, lambda: line.first_process)
-    await to_thread.run_sync(DISK_WATCH.add, disk, below)
+    await to_thread.run_sync(DISK_WATCH.add, disk)
     try:
         yield disk
     finally:

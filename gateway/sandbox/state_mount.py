@@ -1,11 +1,11 @@
-"""Mounts the files that a sandbox or an MCP server begins with, then replaces itself by their command line.
+"""Mounts the files that a sandbox begins with, then replaces itself by its command line.
 
 A prepared folder lies under an overlay, so that nothing is copied. That of a sandbox's `/rollout` is in memory; where
-the kernel does not allow it, and for archives, a folder in memory gets a copy. That of a server's folder writes to the
-file system of the folder. A box with a root, or whose files are to outlive its processes, always has an overlay: its
-layers are the root or the state, what each earlier box of the rollout has written, and what it writes itself. All
-mounts are in a namespace of this process, and gone with it and with the descriptors that lead there. Run as a program
-of its own with `python -I -S`: its argument is JSON, and the command line follows.
+the kernel does not allow it, and for archives, a folder in memory gets a copy. A box with a root, or whose files are to
+outlive its processes, always has an overlay: its layers are the root or the state, what each earlier box of the rollout
+has written, and what it writes itself. All mounts are in a namespace of this process, and gone with it and with the
+descriptors that lead there. Run as a program of its own with `python -I -S`: its argument is JSON, and the command line
+follows.
 """
 
 from __future__ import annotations
@@ -29,20 +29,17 @@ OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
 HERE, EMPTY_PATH, CLONE_TREE, FROM_EMPTY_PATH = -100, 0x1000, 1, 4
 READ_ONLY, ID_MAP = 1, 0x00100000
 ROOT_OPTIONS, USER_OPTIONS = "index=off,redirect_dir=off,metacopy=off", "index=off,redirect_dir=nofollow,userxattr"
-FOLDER_OPTIONS = "index=off,redirect_dir=on,metacopy=off"
-"""With redirects, prepared folders can be renamed, as copies can. Only root may have them."""
 OPEN_FOLDERS = ("/tmp/", "/rollout/")  # noqa: S108 - inside
 UNPACK = os.path.join(os.path.dirname(os.path.dirname(__file__)), "state", "unpack_tar.py")
 """This program has no packages."""
 FAILED, DETACH = 125, 2
-LAYERS = "lowerdir=lower,upperdir=upper,workdir=work"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
     """Mounts, and goes on as the command; with `probe`, prints why the state would be copied instead, if it would."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    how = mount_folder if "folder" in settings else mount_layers if "lower" in settings else mount_state
+    how = mount_layers if "lower" in settings else mount_state
     try:
         problem = how(settings)
     except (OSError, ValueError, EOFError, shutil.Error, tarfile.TarError, zipfile.BadZipFile) as error:
@@ -54,7 +51,7 @@ def main() -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them.
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command line of a sandbox, or of a server
+        os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command line of a sandbox
     except OSError as error:
         sys.stderr.write(f"cannot start {sys.argv[2]!r}: {error.strerror}\n")
         sys.exit(FAILED)
@@ -81,26 +78,6 @@ def mount_state(settings: Mapping[str, Any]) -> str:
     if problem and not settings["probe"]:
         copy(state, f"{place}/merged", user)
     return problem
-
-
-def mount_folder(settings: Mapping[str, Any]) -> str:
-    """Mounts the state at a server's folder, in which the changes are kept below the mount; then enters its `cwd`."""
-    enter_namespace()
-    folder, state, user, cwd = (settings[name] for name in ("folder", "state", "user", "cwd"))
-    before = os.open(".", os.O_PATH)
-    os.chdir(folder)  # So that no name of it can be read as an option.
-    for name in ("lower", "upper", "work"):
-        os.mkdir(name)
-    shutil.copystat(state, "upper")
-    give("upper", user)
-    attach(open_tree(state, user), "lower")
-    mount("overlay", folder, "overlay", NO_SUID | NO_DEVICES, f"{LAYERS},{FOLDER_OPTIONS}")
-    os.fchdir(before)
-    os.close(before)
-    if cwd:
-        make_folders(cwd, user)
-        os.chdir(cwd)
-    return ""
 
 
 def mount_layers(settings: Mapping[str, Any]) -> str:
@@ -165,14 +142,6 @@ def make_mount_point(merged: str, path: str, user: int) -> None:
             os.mkdir(place)
             os.chmod(place, 0o1777 if path in OPEN_FOLDERS else 0o755)
         give(place, user)
-
-
-def make_folders(path: str, user: int) -> None:
-    """Makes a folder of the user's, and those above it that are missing."""
-    if not os.path.isdir(path):
-        make_folders(os.path.dirname(path), user)
-        os.mkdir(path)
-        give(path, user)
 
 
 def enter_namespace() -> None:

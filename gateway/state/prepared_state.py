@@ -17,7 +17,6 @@ from anyio import to_thread
 from gateway.errors import SessionError, Unavailable
 from gateway.state import MAX_NAME
 from gateway.state.git_content import StateTooLarge
-from gateway.state.mounted_state import open_mounted
 from gateway.state.state_hash import hash_state
 from gateway.state.unpack_tar import unpack_tar
 from gateway.types import Task
@@ -78,8 +77,6 @@ class FullCopy(NamedTuple):
     """Why it shares no blocks with the state; empty if it does, or if the state has no content."""
     bytes: int
     files: int
-    largest: int
-    """The size of the largest file."""
 
     @property
     def is_large(self) -> bool:
@@ -90,20 +87,20 @@ class FullCopy(NamedTuple):
 def find_full_copy(state: Path) -> FullCopy:
     """How copies of a state are made; raises OSError where it cannot be read."""
     if not state.is_dir():
-        return FullCopy("it is an archive", state.stat().st_size, 1, state.stat().st_size)
+        return FullCopy("it is an archive", state.stat().st_size, 1)
     files = [Path(folder, name) for folder, _, names in os.walk(state) for name in names]
     sizes = {file: file.stat().st_size for file in files if file.is_file() and not file.is_symlink()}
     sample = next((file for file, size in sizes.items() if size), None)
     if sample is None:
-        return FullCopy("", 0, len(files), 0)
-    total, largest = sum(sizes.values()), max(sizes.values())
+        return FullCopy("", 0, len(files))
+    total = sum(sizes.values())
     with tempfile.TemporaryDirectory(prefix="mtrl-state-") as folder:
         try:
             _share_blocks(sample, Path(folder) / "copy")
         except (ImportError, OSError):
             reason = f"the file system of {tempfile.gettempdir()} shares no blocks with it"
-            return FullCopy(reason, total, len(files), largest)
-    return FullCopy("", total, len(files), largest)
+            return FullCopy(reason, total, len(files))
+    return FullCopy("", total, len(files))
 
 
 class PreparedStates:
@@ -144,15 +141,14 @@ class PreparedStates:
         except (StateError, OSError, ValueError) as error:
             raise SessionError(f"{owner}: {error}") from error
 
-    async def hash_folder(self, folder: Path, mounted_by: int | None = None) -> str:
+    async def hash_folder(self, folder: Path) -> str:
         """The hash of a rollout's folder. One with more content than is hashed has a hash that no state has.
 
-        `mounted_by` is the process that has mounted its content there, if one has.
         Raises Unavailable where it cannot be read.
         """
         try:
             with anyio.fail_after(HASH_S):
-                return await to_thread.run_sync(_hash, folder, self.ignore, mounted_by, abandon_on_cancel=True)
+                return await to_thread.run_sync(_hash, folder, self.ignore, abandon_on_cancel=True)
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"the state at the end cannot be hashed: {error or 'it takes too long'}") from error
 
@@ -172,12 +168,9 @@ class PreparedStates:
             return await self.hash_folder(Path(folder))
 
 
-def _hash(folder: Path, ignore: Sequence[str], mounted_by: int | None) -> str:
+def _hash(folder: Path, ignore: Sequence[str]) -> str:
     try:
-        if mounted_by is None:
-            return hash_state(folder, ignore)
-        with open_mounted(folder, mounted_by) as content:
-            return hash_state(content, ignore, known_as=folder)
+        return hash_state(folder, ignore)
     except StateTooLarge as error:
         return f"too large: {error}"
 

@@ -26,13 +26,12 @@ POLICY_PATH = "/rollout"
 """The path of a rollout's folder as the policy knows it."""
 
 
-def hash_state(folder: Path, ignore: Sequence[str] = (), known_as: Path | None = None) -> str:
+def hash_state(folder: Path, ignore: Sequence[str] = ()) -> str:
     """The hash of a folder. `ignore` are patterns for names, or for paths in the folder, that do not count.
 
-    `known_as` is the path by which its files name it, if it is read by another one. Raises StateTooLarge, and OSError
-    where the folder cannot be read.
+    Raises StateTooLarge, and OSError where the folder cannot be read.
     """
-    return _FolderHash(folder, tuple(ignore), os.fsencode(known_as or folder)).compute()
+    return _FolderHash(folder, tuple(ignore), os.fsencode(folder)).compute()
 
 
 def has_hash_form(text: str) -> bool:

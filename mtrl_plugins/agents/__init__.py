@@ -2,5 +2,5 @@
 
 `settings.py` is `agent:` of run files. `endpoint.py` speaks the protocols (`*_dialect.py`), `agent_session.py` is one
 rollout, and `turn_tree.py` finds which sampled ids stand behind a chat that comes back. `agent_runner.py` plays
-rollouts with agents, `policy_server.py` serves a model without training it.
+rollouts with agents.
 """

@@ -18,7 +18,6 @@ import anyio
 import uvicorn
 from anyio import to_thread
 from anyio.abc import TaskGroup, TaskStatus
-from starlette.types import ASGIApp
 
 from gateway.errors import ConfigError
 from gateway.http.security import SecurityMiddleware
@@ -60,8 +59,6 @@ IDLE_S = 600
 
 class AgentHost:
     """An async context manager: the endpoint is served inside."""
-
-    shutdown_s = SHUTDOWN_TIMEOUT_S
 
     def __init__(self, settings: AgentSettings, run_key: str | None = None, *, are_tasks_boxed: bool = False) -> None:
         """`are_tasks_boxed`: the tasks are those of an environment, which have boxes of their own."""
@@ -154,7 +151,7 @@ class AgentHost:
         """Serves a session inside its box."""
         settings = self._http_settings()
         app = KeyedSecurity(BoxApp(self.endpoint.app, session), settings)
-        config = make_uvicorn_config(app, settings, keep_alive_s=IDLE_S, shutdown_s=self.shutdown_s)
+        config = make_uvicorn_config(app, settings, keep_alive_s=IDLE_S, shutdown_s=SHUTDOWN_TIMEOUT_S)
         config.load()
         with scope, closing(handover), suppress(OSError):  # Without its box nobody needs it.
             listening = await handover.receive()
@@ -225,17 +222,13 @@ class AgentHost:
             allow_hosts=(self.settings.host, public),
         )
 
-    def _secure(self, settings: HttpSettings) -> ASGIApp:
-        return KeyedSecurity(self.endpoint.app, settings)
-
     @asynccontextmanager
     async def _serve(self) -> AsyncIterator[None]:
         settings = self._http_settings()
         with self.bind() as listening:
             self.endpoint.url = (self.settings.public_url or server_url(settings, listening)).rstrip("/")
-            config = make_uvicorn_config(
-                self._secure(settings), settings, keep_alive_s=IDLE_S, shutdown_s=self.shutdown_s
-            )
+            app = KeyedSecurity(self.endpoint.app, settings)
+            config = make_uvicorn_config(app, settings, keep_alive_s=IDLE_S, shutdown_s=SHUTDOWN_TIMEOUT_S)
             async with self.endpoint.tools.run(), anyio.create_task_group() as tasks:
                 tasks.start_soon(self.endpoint.disconnects.run)
                 self._tasks, self._server = tasks, await tasks.start(_run_server, config, listening)
@@ -249,7 +242,7 @@ class AgentHost:
                     self._is_over = True
                     self._arrived.set()
                     server.should_exit = True
-                    with anyio.move_on_after(self.shutdown_s + 3, shield=True):
+                    with anyio.move_on_after(SHUTDOWN_TIMEOUT_S + 3, shield=True):
                         await server.exited.wait()
                     tasks.cancel_scope.cancel()
 

@@ -250,13 +250,6 @@ class AgentSession:
             self.counts["hung_up"] += 1
             raise
 
-    def forget(self, kept: int) -> None:
-        """Forgets all but the newest turns, and what is known of older answers."""
-        self.tree.forget(kept)
-        self._attempts.clear()
-        self.messages.clear()
-        self._chats = dict([*self._chats.items()][-kept:])
-
     async def count_tokens(self, request: PolicyRequest) -> int:
         """The tokens of the prompt that the request would make. Raises PolicyProblem."""
         prompt = await self._make_prompt(self._complete(request), counts=False)

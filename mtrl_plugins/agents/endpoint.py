@@ -10,7 +10,6 @@
 /sessions/{id}/v1/messages               Anthropic Messages
 /sessions/{id}/v1/messages/count_tokens  the tokens of a prompt, of which nothing is kept
 /sessions/{id}/v1beta/models/{model}:... Gemini: generateContent, streamGenerateContent, countTokens
-/v1/..., /v1beta/...                     the last six without a session (`mtrl-train serve-policy`)
 
 Requests need the session's key; opening a session needs the run's.
 """
@@ -99,8 +98,6 @@ class AgentEndpoint:
         self.sessions: dict[str, AgentSession] = {}
         self.url = ""
         """Where agents reach it."""
-        self.shared: AgentSession | None = None
-        """The session of requests that name none."""
         self.run_key = run_key
         self._open_session = open_session
         self.disconnects = DisconnectWatcher()
@@ -110,15 +107,13 @@ class AgentEndpoint:
             "/sessions/{id}/reward": self._endpoint("POST", self._reward),
             "/sessions/{id}/end": self._endpoint("POST", self._end),
             "/sessions/{id}/mcp": _Tools(self),
+            "/sessions/{id}/v1/models": self._endpoint("GET", self._models),
         }
-        for base in ("/sessions/{id}", ""):
-            apps[f"{base}/v1/models"] = self._endpoint("GET", self._models)
-            for path, dialect, read, field in COUNTED:
-                count = partial(self._count_tokens, read, field)
-                apps[f"{base}{path}"] = self._endpoint("POST", count, dialect)
-            for dialect, events in DIALECTS:
-                generate = self._endpoint("POST", partial(self._generate, dialect, events), dialect)
-                apps[f"{base}{dialect.PATH}"] = generate
+        for path, dialect, read, field in COUNTED:
+            apps[f"/sessions/{{id}}{path}"] = self._endpoint("POST", partial(self._count_tokens, read, field), dialect)
+        for dialect, events in DIALECTS:
+            generate = self._endpoint("POST", partial(self._generate, dialect, events), dialect)
+            apps[f"/sessions/{{id}}{dialect.PATH}"] = generate
         self.app: ASGIApp = GooglePaths(Router(apps, _not_found))
 
     def _endpoint(self, method: str, answer: Answer, dialect: Dialect = chat_dialect) -> Endpoint:
@@ -144,10 +139,7 @@ class AgentEndpoint:
 
     def find(self, request: Request) -> AgentSession:
         """The session of a request. Raises the same problem for a wrong key and for an unknown session."""
-        id = request.path_params.get("id")
-        session = self.shared if id is None else self.sessions.get(id)
-        if session is not None and session is self.shared and not is_key(request.scope, session.api_key):
-            raise PolicyProblem("unauthorized", "the API key is not the server's token")
+        session = self.sessions.get(request.path_params["id"])
         if session is None or not is_key(request.scope, session.api_key):
             raise PolicyProblem("not_found", "there is no such session, or it has ended, or its key is another")
         session.use.touch()

@@ -5,5 +5,4 @@ from gateway.plugins import Plugin
 PLUGIN = Plugin(
     name="agents",
     run_sections={"agent": "mtrl_plugins.agents.settings:AgentSettings"},
-    train_commands=("mtrl_plugins.agents.serve_command",),
 )

@@ -219,15 +219,6 @@ class TurnTree:
         self.added += 1
         self._by_key.setdefault(turn.key, []).append(turn)
 
-    def forget(self, kept: int) -> None:
-        """Forgets all but the newest turns; a chat that goes on from a forgotten one has to be rendered."""
-        self.turns = self.turns[-kept:]
-        self._by_key = {}
-        for turn in self.turns:
-            self._by_key.setdefault(turn.key, []).append(turn)
-        self._openings.clear()
-        self._answered.clear()
-
     def ledgers(self) -> list[Ledger]:
         """A ledger for each branch, the main one last. Each turn is the policy's in the first ledger that has it.
 

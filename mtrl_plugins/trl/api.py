@@ -1,6 +1,6 @@
 """Training from Python with the interface of TRL's GRPOTrainer: its tools, reward functions and environments run here.
 
-The run is an ordinary one: `mtrl-train view`, `show`, `plot` and `why` read its folder.
+The run is an ordinary one: `mtrl-train view`, `show` and `why` read its folder.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class GRPO:
             if value:
                 raise ConfigError("is not supported", field=name, remedy=REFUSED[name])
         if any(part is not None for part in optimizers or ()):
-            remedy = "choose `adamw` or `muon`: settings={'update': {'optimizer': ...}}"
+            remedy = "leave it out; the rates of AdamW are settings={'update': {...}}"
             raise ConfigError("are not supported", field="optimizers", remedy=remedy)
         self.args = args
         self._model, self._processing_class = model, processing_class

@@ -1,11 +1,40 @@
-"""The charts of the web UI: those of the terminal and further ones."""
+"""The charts of the web UI."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.view.learning_summary import REWARD_STATISTICS
-from trainer.view.plot import CHARTS
+
+CHARTS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
+    (
+        "Success",
+        "share of rollouts",
+        "share",
+        {
+            "success/sampled": "sampled",
+            "eval/sampled": "held out, sampled",
+            "eval/greedy": "held out, greedy",
+        },
+    ),
+    ("Entropy", "nats a token", "linear", {"entropy": "entropy"}),
+    (
+        "KL and mismatch",
+        "nats a token",
+        "log",
+        {
+            "kl/reference": "KL to reference",
+            "kl/old": "KL of a step",
+            "mismatch/kl": "mismatch KL",
+            "mismatch/max": "largest mismatch",
+            "agreement/max": "servers and trainer",
+        },
+    ),
+    ("Length", "tokens a rollout", "linear", {"rollout/tokens": "tokens"}),
+    ("Turns and calls", "a rollout", "linear", {"rollout/turns": "turns", "rollout/calls": "calls"}),
+    ("Gradient", "norm before clipping", "linear", {"update/grad_norm": "gradient norm"}),
+)
 
 
 def _chart(title: str, unit: str, scale: str = "linear", **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from gateway.types import Outcome
 from trainer.ledger import Author
 from trainer.rollout.rollout import StopReason
 from trainer.storage.rollout_summary import RolloutSummary, list_entries
-from trainer.view.plot import SuccessCriterion
+from trainer.storage.run_files import SuccessCriterion
 from trainer.view.text import to_printable
 
 EXCERPT_CHARS = 160

@@ -28,11 +28,10 @@ from trainer.storage.rollout_file import RunError
 from trainer.storage.rollout_line import BlobFolder as Blobs
 from trainer.storage.rollout_line import load_rollout
 from trainer.storage.run_files import METRICS_FILE as METRICS
-from trainer.storage.run_files import RUN_INFO_FILE, find_run_folder, read_run_info
+from trainer.storage.run_files import RUN_INFO_FILE, SuccessCriterion, find_run_folder, read_run_info
 from trainer.storage.run_status import read_status
 from trainer.storage.token_credit import CreditReader
 from trainer.train.alarms import Alarms
-from trainer.view.plot import SuccessCriterion
 from trainer.view.why import RolloutCredit
 
 SEARCH_TIME_S = 0.4

@@ -19,5 +19,4 @@ PUBLIC: Mapping[str, tuple[str, ...]] = {
     "trainer.reward.attempt": ("Attempt",),
     "trainer.rollout.steppers": ("ToolsAndFeedback", "ThinkAgain", "BackIntoThinking"),
     "mtrl_plugins.trl.api": ("GRPO", "GRPOConfig", "TrainOutput"),
-    "trainer.view": ("load",),
 }

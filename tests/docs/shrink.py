@@ -18,7 +18,6 @@ SUBCOMMANDS = (
     "translate",
     "show",
     "why",
-    "plot",
     "replay",
     "view",
     "eval",

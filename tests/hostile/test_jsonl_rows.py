@@ -15,9 +15,8 @@ from mtrl_plugins.web.rollout_index import RolloutIndex
 from mtrl_plugins.web.runs import ViewedRun
 from trainer.data.tasks import load_rows
 from trainer.storage.rollout_file import ROLLOUTS_FILE, Rollouts, RunError
-from trainer.storage.run_files import read_metrics
+from trainer.storage.run_files import SuccessCriterion, read_metrics
 from trainer.storage.token_credit import CREDITS_FILE, CreditReader
-from trainer.view.plot import SuccessCriterion
 
 GIGABYTE = 1 << 30
 MEMORY_KB = 500_000

@@ -34,7 +34,7 @@ PATH_KEYS = (
     "tools", "mcp", "model", "data", "evaluation.data", "template.chat_template", "template.parser", "stepper",
     "reward.components.mine.function", "algorithm.credit.trained_turns", "agent.function",
 )  # fmt: skip
-COMMANDS = ("", "eval", "render", "replay", "rollout", "show", "plot", "why", "translate")
+COMMANDS = ("", "eval", "render", "replay", "rollout", "show", "why", "translate")
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_without_a_network_names_are_refused_by_name(hub: Hub, tmp_path: Path) -
     assert "the hub (http://127.0.0.1:9) did not give it (ConnectError)" in line
 
 
-@pytest.mark.parametrize("command", ["", "rollout", "serve-policy", "sft"])
+@pytest.mark.parametrize("command", ["", "rollout", "sft"])
 def test_commands_ask_the_hub_for_a_model_that_is_no_folder(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +108,7 @@ def test_commands_ask_the_hub_for_a_model_that_is_no_folder(
     assert "model: org/missing@v2 is no folder here, and no hub is asked" in done.output
 
 
-@pytest.mark.parametrize("command", ["", "rollout", "serve-policy"])
+@pytest.mark.parametrize("command", ["", "rollout"])
 def test_no_hub_is_asked_for_a_missing_folder_that_is_written_as_one(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

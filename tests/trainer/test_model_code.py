@@ -86,7 +86,6 @@ def test_no_command_runs_code_of_a_models_folder(run: RunCommand, mark: Path) ->
         (2, "eval", "run"),
         (2, "replay", "run", "1"),
         (2, "rollout", "--tools", "tools", "--model", "model", *data, "--out", "rolled"),
-        (2, "serve-policy", "--model", "model"),
         (2, "export", "run", "--out", "exported"),
         (2, "--config", "run.yaml", "--resume"),
     ):

@@ -49,7 +49,7 @@ def test_a_word_that_sets_nothing_is_refused(word: str, told: str, tmp_path: Pat
     assert told in str(raised.value)
 
 
-@pytest.mark.parametrize("command", ["rollout", "serve-policy", "sft"])
+@pytest.mark.parametrize("command", ["rollout", "sft"])
 def test_every_command_with_settings_takes_words(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("model: m\ndata: d.jsonl\n" + ("out: o\n" if command == "rollout" else ""))

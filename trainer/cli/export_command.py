@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from shlex import quote
 from typing import Annotated
 
 import typer
@@ -71,8 +70,6 @@ def export(
     if exported.best.step not in (0, exported.step):
         better = f"step {exported.best.step} was better in the run's evaluations ({exported.best.value:.3f})"
         sys.stdout.write(f"  {better}; --best takes that one\n")
-    if not adapter:
-        sys.stdout.write(f"  mtrl-train serve-policy --model {quote(str(out))}  talk to it\n")
 
 
 def _warn(text: str) -> None:

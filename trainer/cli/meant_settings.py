@@ -17,7 +17,7 @@ MEANT_SETTINGS: Mapping[str, str] = {
     # update
     "lora": "update.lora", "peft_config": "update.lora", "r": "rank", "lora_r": "update.lora.rank",
     "lora_rank": "update.lora.rank", "lora_alpha": "update.lora.alpha", "targets": "target_modules",
-    "learning_rate": "update.lr", "lr": "update.lr", "optimizer": "update.optimizer",
+    "learning_rate": "update.lr", "lr": "update.lr",
     "weight_decay": "update.weight_decay",
     "warmup": "warmup_steps", "floor": "min_lr_ratio", "fall": "lr_scheduler",
     "lr_scheduler_type": "update.lr_scheduler",

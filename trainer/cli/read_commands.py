@@ -1,4 +1,4 @@
-"""Commands that show runs in the terminal: `show`, `why`, `plot` and `compare`."""
+"""Commands that show runs in the terminal: `show`, `why` and `compare`."""
 
 from __future__ import annotations
 
@@ -54,17 +54,6 @@ def why(
         rollouts = Rollouts(run)
         credited = RolloutCredit.load(rollouts[rollout], CreditReader(run))
         sys.stdout.write(f"{explain_token(rollouts, rollout, token, _load_decoder(run), credited, ledger)}\n")
-
-
-@app.command(rich_help_panel=RUN_PANEL)
-def plot(run: RunFolder) -> None:
-    """Draw a training run's curves in the terminal."""
-    from rich.console import Console
-
-    from trainer.view.plot import plot_run
-
-    with report_errors():
-        plot_run(run, Console())
 
 
 @app.command(rich_help_panel=RUN_PANEL)

@@ -232,7 +232,6 @@ def _print_next_commands(folder: Path, console: Console) -> None:
         return
     commands = {
         f"view {run}": "web UI with curves, rollouts and tokens",
-        f"plot {run}": "curves",
         f"eval {run}": "success before and after training, on held-out tasks",
         f"show {run}": "rollouts; with a number, one rollout token by token",
         f"export {run} --out FOLDER": "the model as a folder for transformers, SGLang and vLLM",

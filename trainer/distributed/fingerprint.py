@@ -16,7 +16,7 @@ VERSIONS = ("mtrl-rl", "torch", "transformers", "safetensors", "peft", "Pillow",
 MODEL_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", "*processor_config.json")
 SAMPLES, SAMPLE_BYTES = 64, 2**16
 """Of a large file, so many parts of so many bytes are compared."""
-OWN_SETTINGS = ("out", "report", "distributed.ranks", "distributed.restarts", "distributed.min_ranks")
+OWN_SETTINGS = ("out", "report", "distributed.ranks", "distributed.restarts")
 """Settings that concern rank 0 alone."""
 SHOWN = 3
 

@@ -78,7 +78,7 @@ def is_restarted(settings: DistributedSettings) -> bool:
 def run_restarted(training: RestartedTraining, settings: DistributedSettings, log: Callable[[str], None]) -> int:
     """Runs the training to its end; returns its exit code.
 
-    Only restarts without a checkpoint in between count. `min_ranks` lets such a one go on with a rank less.
+    Only restarts without a checkpoint in between count.
     """
     ranks, left, delay_s, step = settings.ranks, settings.restarts, FIRST_DELAY_S, training.saved_step
     while True:
@@ -91,9 +91,6 @@ def run_restarted(training: RestartedTraining, settings: DistributedSettings, lo
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if training.saved_step > step:
             step, left, delay_s = training.saved_step, settings.restarts, FIRST_DELAY_S
-        elif left < settings.restarts and settings.min_ranks is not None:
-            fewer = ranks - settings.unit  # Copies of the weights stay whole.
-            ranks = fewer if fewer >= settings.min_ranks else ranks
         if not left and (settings.restarts or code < 0):
             log(f"the training {how}, and no restarts are left: continue with --resume --out {training.folder}")
         if not left:

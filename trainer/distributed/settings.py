@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gateway.config.base import FrozenModel
 from trainer.distributed.errors import RankError
@@ -39,17 +38,6 @@ class DistributedSettings(FrozenModel):
     restarts: NonNegativeInt = 3
     """How often `--ranks N` starts all ranks again, from the latest checkpoint, after one is lost, or rank 0 is killed;
     only restarts without a new checkpoint in between count. Other launchers have a setting of their own."""
-    min_ranks: PositiveInt | None = None
-    """Lets `--ranks N` go on with fewer ranks, down to this many, if those that were lost do not come back: each
-    restart after one without a new checkpoint does with a rank less. By default all must come back. Under torchrun,
-    `--nnodes MIN:MAX` decides."""
-
-    @model_validator(mode="after")
-    def _check_ranks(self) -> Self:
-        if self.min_ranks is not None and self.min_ranks % self.unit:
-            named = "shard" if self.tensor_parallel == 1 else "shard times tensor_parallel,"
-            raise ValueError(f"min_ranks {self.min_ranks} is no multiple of {named} {self.unit}")
-        return self
 
     @property
     def unit(self) -> int:

@@ -20,7 +20,6 @@ from trainer.distributed.sharded_model import SPLIT_REMEDY, build_sharded_model,
 from trainer.distributed.sharded_state import (
     gather_tensor,
     local_part,
-    local_slices,
     scatter_model,
     scatter_optimizer,
     with_local_part,
@@ -44,37 +43,6 @@ from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 from trainer.policy.shards import write_policy_file
 from trainer.vision.image_processor import ImageProcessor
 
-
-class ShardedMuon(torch.optim.Muon):
-    """torch's Muon on this rank's parts, with momentum of this rank's part."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Every rank makes it for the same matrices in the same order. A rank holds one whole matrix at a time."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                gradient, momentum = local_part(parameter.grad), local_part(state["momentum_buffer"])
-                momentum.lerp_(gradient, 1 - group["momentum"])
-                direction = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-                device = torch.device(parameter.device_mesh.device_type)
-                change = _orthogonal_step(gather_tensor(with_local_part(parameter, direction, device)), group)
-                weights = local_part(parameter)
-                weights.mul_(1 - group["lr"] * group["weight_decay"])
-                weights.add_(change[local_slices(parameter)].to(weights.device))
-
-
-def _orthogonal_step(direction: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """What torch's Muon adds to a whole matrix for a direction that has its momentum already."""
-    change = torch.zeros_like(direction)
-    change.grad = direction
-    kept = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
-    torch.optim.Muon([change], momentum=0.0, nesterov=False, weight_decay=0.0, **kept).step()  # type: ignore[no-untyped-call]
-    return change
-
-
 State = dict[str, Any]
 BASE = ".base_layer."
 """In the names of weights whose layers have adapters."""
@@ -84,7 +52,6 @@ class ShardedPolicy(Policy):
     """A policy of which each rank has a part."""
 
     ranks: ProcessGroupRanks
-    _muon = ShardedMuon
 
     def __init__(
         self,
@@ -214,7 +181,7 @@ class ShardedPolicy(Policy):
         return value + delta
 
     def save_shards(self, folder: Path) -> Future[Digests]:
-        """Starts to write this rank's part of weights and optimizers into a folder that all ranks see."""
+        """Starts to write this rank's part of weights and optimizer into a folder that all ranks see."""
         return begin_writing(self.trained_parts, folder, self.ranks)
 
     def load_shards(self, folder: Path) -> None:
@@ -246,16 +213,14 @@ class ShardedPolicy(Policy):
                 raise ValueError(f"{missing[0]} is not in both the model and the file")
         with loading_checkpoint(folder / STATE_FILE):
             state: State = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
-            if len(state["optimizers"]) != len(self._optimizers) or (self.critic and "critic" not in state):
-                raise ValueError("it has the state of other optimizers")
+            if "optimizer" not in state or (self.critic and "critic" not in state):
+                raise ValueError("it has no state of the optimizer, or of the critic")
         return model_state, state
 
     def scatter_state(self, weights: Mapping[str, Tensor], state: State) -> None:
         """Gives each rank its part of what rank 0 read; the others pass nothing but `steps`."""
         scatter_model(self.model, weights, self.ranks)
-        saved: list[State] = state.get("optimizers", [{}] * len(self._optimizers))
-        for optimizer, part in zip(self._optimizers, saved, strict=True):
-            scatter_optimizer(optimizer, part, self.ranks)
+        scatter_optimizer(self._optimizer, state.get("optimizer", {}), self.ranks)
         if isinstance(self.critic, ShardedCritic):
             self.critic.scatter_state(state.get("critic", {}))
         self.steps = state["steps"]

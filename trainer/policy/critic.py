@@ -88,7 +88,7 @@ class Critic:
     def trained_part(self) -> TrainedPart:
         """What several ranks save of it."""
         tensors = self._masters.named(saved_tensors(self._body).items())
-        return TrainedPart("critic", {**tensors, "head": self._head}, [self._optimizer])
+        return TrainedPart("critic", {**tensors, "head": self._head}, self._optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         body = self._masters.state_dict

@@ -26,7 +26,6 @@ from trainer.policy.memory_parts import (
     join_remedies,
     load_meta_model,
 )
-from trainer.policy.optimizers import is_muon_matrix
 from trainer.policy.process_memory import measure_floor
 from trainer.policy.settings import UpdateSettings
 from trainer.rollout.settings import BaseRolloutSettings
@@ -287,9 +286,7 @@ def plan_training(
     else:
         yield MemoryPart("weights", weights + rounded)
         yield MemoryPart("gradients", weights, USE_LORA, UPDATE)
-        yield MemoryPart("optimizer", FLOAT_BYTES * _optimizer_numbers(model, update), USE_LORA, LOADED)
-        copies = _optimizer_copies(model) if update.optimizer == "muon" else 0
-        yield MemoryPart("copies in the optimizer", copies, USE_LORA, ("optimizer step",))
+        yield MemoryPart("optimizer", 2 * weights, USE_LORA, LOADED)
         if algorithm.kl.coefficient and not algorithm.kl.reference:
             yield MemoryPart("reference", rounded or weights, f"{USE_LORA}, or `algorithm.kl.coefficient: 0`")
     if algorithm.kl.coefficient and (reference := algorithm.kl.reference) and reference.model:
@@ -312,24 +309,6 @@ def _offloaded(training: Sequence[MemoryPart], model: Any, width: int) -> Iterat
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     layer = (sum(numbers.values()) - around) // layers
     yield MemoryPart("gathered layers", width * (around + GATHERED_LAYERS * layer), during=("pass",))
-
-
-def _optimizer_numbers(model: Any, update: UpdateSettings) -> int:
-    """Muon keeps one number per weight, AdamW two."""
-    is_muon = update.optimizer == "muon"
-    return sum(
-        (1 if is_muon and is_muon_matrix(name, value) else 2) * value.numel()
-        for name, value in model.named_parameters()
-    )
-
-
-def _optimizer_copies(model: Any) -> int:
-    """Bytes of the copies that a step of Muon makes: on a CPU two of one weight, on a GPU of all at once. AdamW is
-    fused, and makes none."""
-    if torch.cuda.is_available():
-        return weight_bytes(model)
-    largest: int = max(value.numel() for value in model.parameters())
-    return 2 * FLOAT_BYTES * largest
 
 
 def weight_bytes(model: Any, width: int = FLOAT_BYTES) -> int:

@@ -1,4 +1,4 @@
-"""Optimizers, and the learning rates of their steps."""
+"""The optimizer, and the learning rates of its steps."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def describe_rates(given: UpdateSettings, chosen: UpdateSettings, parameters: in
     source = f"the default for {describe_training(chosen, parameters)}"
     if given.lr is not None:
         source = "that of the run, which is resumed" if is_resumed else "`update.lr`"
-    return f"learning rate {chosen.rates.adamw:g} {warmup}: {source}"
+    return f"learning rate {chosen.rate:g} {warmup}: {source}"
 
 
 def find_unusual_rate(update: UpdateSettings, parameters: int) -> tuple[str, str] | None:
     """A problem and its remedy: a learning rate that is far from those that models of this size are trained with."""
-    typical, rate = default_rate(parameters, is_lora=update.lora is not None), update.rates.adamw
+    typical, rate = default_rate(parameters, is_lora=update.lora is not None), update.rate
     if typical / USED_RANGE <= rate <= typical * USED_RANGE:
         return None
     effect = "with so large a rate the model forgets what it can" if rate > typical else "with so small a rate"
@@ -87,31 +87,15 @@ def describe_size(parameters: int) -> str:
     return f"{parameters:,}"
 
 
-NamedParameters = Iterable[tuple[str, Tensor]]
-
-
-def build_optimizers(
-    parameters: NamedParameters, settings: UpdateSettings, muon: type[torch.optim.Muon] = torch.optim.Muon
-) -> list[torch.optim.Optimizer]:
-    """Builds the optimizers for the parameters that require a gradient."""
-    trained = [(name, value) for name, value in parameters if value.requires_grad]
-    matrices = [value for name, value in trained if settings.optimizer == "muon" and is_muon_matrix(name, value)]
-    matrix_ids = {id(value) for value in matrices}
-    others = [value for _, value in trained if id(value) not in matrix_ids]
-    optimizers: list[torch.optim.Optimizer] = []
-    if matrices:
-        optimizers.append(muon(matrices, lr=settings.rates.muon, weight_decay=settings.weight_decay, momentum=0.95))
-    if others:
-        optimizers.append(
-            torch.optim.AdamW(
-                others,
-                lr=settings.rates.adamw,
-                betas=settings.betas,
-                weight_decay=settings.weight_decay,
-                fused=True,
-            )
-        )
-    return optimizers
+def build_optimizer(parameters: Iterable[Tensor], settings: UpdateSettings) -> torch.optim.Optimizer:
+    """AdamW for the parameters that require a gradient."""
+    return torch.optim.AdamW(
+        [value for value in parameters if value.requires_grad],
+        lr=settings.rate,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
 
 
 @torch.no_grad()
@@ -153,11 +137,6 @@ def fill_gradients(optimizer: torch.optim.Optimizer) -> None:
         for value in group["params"]:
             if value.grad is None:
                 value.grad = torch.zeros_like(value)
-
-
-def is_muon_matrix(name: str, value: Tensor) -> bool:
-    """Whether Muon applies: to matrices, except embeddings and the head, which are lookup tables."""
-    return value.ndim == 2 and "embed" not in name and "lm_head" not in name
 
 
 def learning_rate_factor(step: int, settings: UpdateSettings) -> float:

@@ -1,4 +1,4 @@
-"""The policy: a causal language model with its optimizers, checkpoints, and weights for the engine."""
+"""The policy: a causal language model with its optimizer, checkpoints, and weights for the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.policy import lora
 from trainer.policy.logprobs import LogprobReader, Logprobs, PassPlan, Reference, language_model_of
 from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
-    build_optimizers,
+    build_optimizer,
     choose_rates,
     clip_gradients,
     fill_gradients,
@@ -62,10 +62,9 @@ RESUME_REMEDY = "continue from a complete checkpoint, with the model and the `up
 
 
 class Policy:
-    """A causal language model with its optimizers."""
+    """A causal language model with its optimizer."""
 
     ranks: Ranks = ONE_RANK
-    _muon = torch.optim.Muon
 
     def __init__(
         self,
@@ -88,8 +87,7 @@ class Policy:
         if settings.compile:
             self._compile_layers()
         self._trained = self._masters.named(model.named_parameters())
-        self._optimizers = build_optimizers(self._trained.items(), settings, self._muon)
-        self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
+        self._optimizer = build_optimizer(self._trained.values(), settings)
 
     def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
         from trainer.policy.critic import Critic
@@ -166,25 +164,23 @@ class Policy:
             problem = f"the gradient of step {self.steps + 1} is not finite ({float(norm)}); no weight was changed"
             raise PolicyError(problem, "lower `update.lr`, or look for rewards or logprobs that are not finite")
         factor = learning_rate_factor(self.steps, self.settings)
-        for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
-            fill_gradients(optimizer)
-            optimizer.step()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.rate * factor
+        fill_gradients(self._optimizer)
+        self._optimizer.step()
         self._masters.round()
         self.zero_grad()
         trim_heap(self.model)
         self.steps += 1
-        return {"update/grad_norm": float(norm), "update/lr": self.settings.rates.adamw * factor}
+        return {"update/grad_norm": float(norm), "update/lr": self.settings.rate * factor}
 
     @property
     def step_state(self) -> dict[str, Any]:
         """Settings of the optimizer, which each kind of checkpoint keeps, and what else changes from step to step."""
-        return self._optimizers[0].param_groups[0]
+        return self._optimizer.param_groups[0]
 
     def zero_grad(self) -> None:
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
 
     def release_cached_memory(self) -> None:
         """Returns the GPU memory that torch caches for freed tensors."""
@@ -222,7 +218,7 @@ class Policy:
             lora.save_adapters(self.model, folder, self._masters.state_dict)
         else:
             self.model.save_pretrained(folder, state_dict=self._masters.state_dict)
-        state = {"steps": self.steps, "optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
+        state = {"steps": self.steps, "optimizer": self._optimizer.state_dict()}
         torch.save(state | ({"critic": self.critic.state_dict()} if self.critic else {}), folder / STATE_FILE)
         return None
 
@@ -232,7 +228,7 @@ class Policy:
         tensors = self._masters.named(saved_tensors(self.model).items())
         if self.settings.lora:
             tensors = {name: value for name, value in tensors.items() if lora.MARK in name}
-        parts = [TrainedPart(MODEL, tensors, self._optimizers)]
+        parts = [TrainedPart(MODEL, tensors, self._optimizer)]
         return [*parts, self.critic.trained_part] if self.critic else parts
 
     def load_shards(self, folder: Path) -> None:
@@ -260,8 +256,7 @@ class Policy:
                 self._masters.load(state)
         with loading_checkpoint(folder / STATE_FILE):
             saved: dict[str, Any] = torch.load(folder / STATE_FILE, weights_only=True, map_location=self.device)
-            for optimizer, part in zip(self._optimizers, saved["optimizers"], strict=True):
-                optimizer.load_state_dict(part)
+            self._optimizer.load_state_dict(saved["optimizer"])
             if self.critic:
                 self.critic.load_state_dict(saved["critic"])
             self.steps = saved["steps"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -22,17 +22,8 @@ class PolicyError(Exception):
 
 Rate = Annotated[float, Field(gt=0, le=10)]
 """A learning rate; with larger ones, weights overflow after a step."""
-MUON_FACTOR = 20
-"""Muon's learning rate, as a multiple of AdamW's: each of its steps is spread over a whole matrix."""
 CRITIC_FACTOR = 10
 """The critic's learning rate, as a multiple of that with which all weights of the policy are trained."""
-
-
-class Rates(NamedTuple):
-    """The learning rates of an update."""
-
-    adamw: float
-    muon: float
 
 
 class LoraSettings(FrozenModel):
@@ -57,15 +48,13 @@ class CriticSettings(FrozenModel):
 class UpdateSettings(FrozenModel):
     """How the weights are updated."""
 
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` uses Muon for matrices and AdamW for everything else."""
     lr: Rate | None = None
-    """Learning rate of AdamW; that of Muon is 20 times this. By default by the number of parameters: 1e-4 below 50
+    """Learning rate of AdamW. By default by the number of parameters: 1e-4 below 50
     million, 1e-5 below 500 million, 2e-6 below 2 billion, else 1e-6; with `lora` ten times that."""
     betas: tuple[float, float] = (0.9, 0.98)
     """AdamW's betas."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Weight decay of both optimizers."""
+    """AdamW's weight decay."""
     warmup_steps: NonNegativeInt | None = None
     """Steps over which the learning rate rises to its full value. By default 10, but at most a tenth of the run; 0 if
     you set `lr`."""
@@ -111,14 +100,14 @@ class UpdateSettings(FrozenModel):
         return self.lora is None if self.freeze_vision is None else not self.freeze_vision
 
     @property
-    def rates(self) -> Rates:
-        """The learning rates. `choose_rates` sets `lr` where it is left out."""
+    def rate(self) -> float:
+        """The learning rate. `choose_rates` sets `lr` where it is left out."""
         if self.lr is None:
             raise ValueError("no learning rate was chosen for these settings")
-        return Rates(self.lr, self.lr * MUON_FACTOR)
+        return self.lr
 
     @property
     def critic_rate(self) -> float:
         """The critic's learning rate."""
         given = self.critic.lr if self.critic else None
-        return self.rates.adamw * (1 if self.lora else CRITIC_FACTOR) if given is None else given
+        return self.rate * (1 if self.lora else CRITIC_FACTOR) if given is None else given

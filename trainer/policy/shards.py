@@ -1,7 +1,7 @@
 """The format of a checkpoint that several ranks wrote: tensors in torch's distributed format, the rest as JSON.
 
 CHECKPOINT/shards/       weights and optimizer states, in as many files as there were ranks
-CHECKPOINT/policy.json   the number of steps, and the optimizers' settings
+CHECKPOINT/policy.json   the number of steps, and the optimizer's settings
 
 It is read with any number of ranks, and by one process: each reads the rows that it has.
 """
@@ -35,12 +35,12 @@ MODEL_PREFIX = f"{MODEL}.{WEIGHTS}."
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """The policy's model or its critic, with its optimizers."""
+    """The policy's model or its critic, with its optimizer."""
 
     name: str
     tensors: Mapping[str, Tensor]
     """What is saved of it: parameters, and buffers."""
-    optimizers: Sequence[torch.optim.Optimizer]
+    optimizer: torch.optim.Optimizer
 
     @property
     def tensors_by_key(self) -> dict[str, Tensor]:
@@ -49,21 +49,17 @@ class TrainedPart:
 
     @property
     def optimizer_by_key(self) -> dict[str, Tensor]:
-        """The optimizers' states under their names in a checkpoint."""
+        """The optimizer's state under its names in a checkpoint."""
         names = {id(value): name for name, value in self.tensors.items()}
         return {
             f"{self.name}.{OPTIMIZER}.{kind}.{names[id(parameter)]}": value
-            for optimizer in self.optimizers
-            for parameter, state in optimizer.state.items()
+            for parameter, state in self.optimizer.state.items()
             for kind, value in state.items()
         }
 
     def allocate_optimizer(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-        """Gives the optimizers an empty state of the kind that a checkpoint has; the checkpoint's names for it."""
-        owners: dict[int, torch.optim.Optimizer] = {}
-        for optimizer in self.optimizers:
-            optimizer.state.clear()
-            owners |= {id(value): optimizer for group in optimizer.param_groups for value in group["params"]}
+        """Gives the optimizer an empty state of the kind that a checkpoint has; the checkpoint's names for it."""
+        self.optimizer.state.clear()
         allocated = {}
         for key in sizes:
             part, _, rest = key.partition(f".{OPTIMIZER}.")
@@ -72,7 +68,7 @@ class TrainedPart:
                 parameter = self.tensors[name]
                 is_alike = tuple(sizes[key]) == tuple(parameter.shape)
                 value = torch.zeros_like(parameter.detach()) if is_alike else torch.zeros(tuple(sizes[key]))
-                owners[id(parameter)].state[parameter][kind] = allocated[key] = value
+                self.optimizer.state[parameter][kind] = allocated[key] = value
         return allocated
 
 
@@ -88,24 +84,22 @@ def has_shards(checkpoint: Path) -> bool:
     return (checkpoint / SHARDS_FOLDER).is_dir()
 
 
-def dump_groups(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-    """The settings of the optimizers' groups of parameters."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+def dump_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The settings of the optimizer's groups of parameters."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 def write_policy_file(folder: Path, steps: int, parts: Sequence[TrainedPart]) -> None:
     """Writes what is not a tensor."""
-    content = {"steps": steps, "groups": {part.name: dump_groups(part.optimizers) for part in parts}}
+    content = {"steps": steps, "groups": {part.name: dump_groups(part.optimizer) for part in parts}}
     (folder / POLICY_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def read_steps(checkpoint: Path, parts: Sequence[TrainedPart]) -> int:
-    """The optimizer steps made so far. Restores the settings of the optimizers too."""
+    """The optimizer steps made so far. Restores the settings of the optimizer too."""
     content = json.loads((checkpoint / POLICY_FILE).read_text(encoding="utf-8"))
     for part in parts:
-        groups = [group for optimizer in part.optimizers for group in optimizer.param_groups]
-        for group, values in zip(groups, content["groups"][part.name], strict=True):
+        for group, values in zip(part.optimizer.param_groups, content["groups"][part.name], strict=True):
             group |= {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return int(content["steps"])
 

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Self
@@ -158,3 +159,22 @@ class MetricsWriter:
 
 def _without_step(metrics: StepMetrics) -> StepMetrics:
     return {name: value for name, value in metrics.items() if name != "step"}
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessCriterion:
+    """When a rollout counts as a success: a reward component and its threshold, from the run's settings."""
+
+    component: str = ""
+    threshold: float = 1.0
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        reward = read_run_info(folder).get("settings", {}).get("reward")
+        components = (reward or {}).get("components")
+        if not components:
+            return cls()
+        return cls(reward.get("success") or next(iter(components)), reward.get("success_at", 1.0))
+
+    def is_success(self, rewards: Mapping[str, float]) -> bool | None:
+        return rewards[self.component] >= self.threshold if self.component in rewards else None

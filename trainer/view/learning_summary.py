@@ -9,15 +9,53 @@ from math import isfinite
 from rich.text import Text
 
 from trainer.view.panel import BAD, StyledText, join_texts
-from trainer.view.terminal_chart import Trend, format_number
 from trainer.view.text import format_duration, to_line
 
+BLOCKS = "▁▂▃▄▅▆▇█"
 WIDE, NARROW = 20, 12
 """Widths of the sparklines of reward and success."""
 REWARD_STATISTICS = frozenset({"reward/mean", "reward/std", "reward/failed"})
 """Metrics of the area `reward` that are not components."""
 LINE_LABELS = {"entropy": "entropy", "kl": "KL", "mismatch/mean": "mismatch", "update/grad_norm": "grad norm"}
 """Of metrics in a step's line; `kl` is the one to the reference, or else of a step."""
+
+
+class Trend:
+    """A sparkline over any number of steps, stored as at most `2 * width` means of equally many steps."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._means: list[float] = []
+        self._steps_per_mean = 1
+        """Steps in a mean."""
+        self._pending: list[float] = []
+
+    def add(self, value: float) -> None:
+        if not isfinite(value):
+            return
+        self._pending.append(value)
+        if len(self._pending) == self._steps_per_mean:
+            self._means.append(sum(self._pending) / self._steps_per_mean)
+            self._pending = []
+        if len(self._means) == 2 * self._width:
+            self._means = [
+                (first + second) / 2 for first, second in zip(self._means[::2], self._means[1::2], strict=True)
+            ]
+            self._steps_per_mean *= 2
+
+    def __str__(self) -> str:
+        """The means as blocks, scaled from the lowest to the highest."""
+        means = [*self._means, *([sum(self._pending) / len(self._pending)] if self._pending else [])]
+        while len(means) > self._width:
+            means = [sum(means[index : index + 2]) / len(means[index : index + 2]) for index in range(0, len(means), 2)]
+        low, high = min(means, default=0.0), max(means, default=0.0)
+        height = (high - low) or 1.0
+        return "".join(BLOCKS[min(7, int((mean - low) / height * 8))] for mean in means)
+
+
+def format_number(value: float) -> str:
+    """The value with three digits."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
 def reward_components(metrics: Mapping[str, float]) -> dict[str, float]:

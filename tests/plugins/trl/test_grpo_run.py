@@ -92,10 +92,10 @@ def test_a_loaded_model_is_saved_into_the_run_first(model: Path) -> None:
 
 
 def test_settings_of_a_run_file_override_the_arguments(model: Path) -> None:
-    _, output = train(model, settings={"steps": 2, "update": {"optimizer": "muon"}, "checkpoint": {"every": 1}})
+    _, output = train(model, settings={"steps": 2, "update": {"minibatches": 2}, "checkpoint": {"every": 1}})
     settings = load_run_settings(output.folder)
     assert output.metrics["step"] == 2
-    assert settings.update.optimizer == "muon" and settings.update.lr == 1e-6
+    assert settings.update.minibatches == 2 and settings.update.lr == 1e-6
 
 
 def test_tools_of_a_folder_stand_beside_functions(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_functions_of_one_name_are_numbered_and_names_that_metrics_have_are_chan
         ({"args": {"reward_weights": [1.0, 2.0]}}, "2 weights for 1 reward functions"),
         ({"tools": [3]}, r"tools\[0\]: is a int"),
         ({"callbacks": [1]}, "log_history"),
-        ({"optimizers": (1, None)}, "muon"),
+        ({"optimizers": (1, None)}, "AdamW"),
         ({"rollout_func": print}, "write a stepper"),
         ({"quantization_config": {"a": 1}}, "no quantised training"),
     ],

@@ -85,13 +85,6 @@ def test_wrong_settings_and_an_ended_training_are_not_started_again(
     assert run(training, monkeypatch, 0, 130) == ["130"]
 
 
-def test_ranks_that_do_not_come_back_are_done_without_if_that_is_set(
-    training: RestartedTraining, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(training, monkeypatch, 1, 1, 1, 1, 0, restarts=4, min_ranks=2)
-    assert [words[words.index("--ranks") + 1] for words in starts(training)[1:]] == ["4", "3", "2", "2"]
-
-
 def test_signal_to_the_command_ends_the_training_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOES", '["waits"]')
     (tmp_path / "command.py").write_text(COMMAND)

@@ -35,7 +35,6 @@ Over the steps that adds up: 3.4e-6 was seen at the last ones."""
 WEIGHT_TOLERANCE = 1e-4
 """AdamW divides each gradient by its size, so that what is left of rounding where one is nearly 0 moves a weight by a
 part of the rate at each step: 3.8e-5 was seen."""
-MUON_RATE = 2e-3
 CASES = (
     "grpo, KL in the loss, two epochs of two minibatches",
     "gspo, LoRA, KL in the loss",
@@ -75,39 +74,30 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
     assert max(float((gathered[name] - value).abs().max()) for name, value in weights.items()) < WEIGHT_TOLERANCE
 
 
-def open_muon(model: Path, channel: LeaderChannel | None) -> tuple[Policy, PolicyUpdater]:
-    update = UpdateSettings(lr=1e-4, optimizer="muon")
-    return make_updater(channel, model, AlgorithmSettings.model_validate({"name": "cispo"}), update)
+def open_cispo(model: Path, channel: LeaderChannel | None) -> tuple[Policy, PolicyUpdater]:
+    return make_updater(channel, model, AlgorithmSettings.model_validate({"name": "cispo"}), UpdateSettings(lr=1e-4))
 
 
-def test_muon_steps_as_in_one_process_and_its_checkpoints_resume_in_both(
+def test_buckets_are_whole_and_checkpoints_resume_on_ranks_and_in_one_process(
     channel: LeaderChannel, model: Path, tmp_path: Path
 ) -> None:
     batches = batches_of("cispo", model)
-    alone, updater_alone = open_muon(model, None)
-    policy, updater = open_muon(model, channel)
+    alone, updater_alone = open_cispo(model, None)
+    policy, updater = open_cispo(model, channel)
     require_same(updater.train_step(batches[0]), updater_alone.train_step(batches[0]))
     finish, _ = policy.save(tmp_path / "ranks"), alone.save(tmp_path / "alone")
     assert finish is not None and finish()
     assert isinstance(policy.weights, ShardedWeights)
     buckets = policy.weights.buckets(3000)
     gathered = {name: value for bucket in buckets for name, value in bucket}
-    assert len(buckets) > 3
-    changed = max(
-        float((gathered[name] - value).abs().max()) for name, value in tiny_weights().items() if "proj" in name
-    )
     different = max(float((value - alone.weights[name].detach()).abs().max()) for name, value in gathered.items())
-    assert changed > MUON_RATE / 10 and different < MUON_RATE / 50, "it orthogonalises in bfloat16"
+    assert len(buckets) > 3 and different < WEIGHT_TOLERANCE
     expected = {"ranks": updater.train_step(batches[1]), "alone": updater_alone.train_step(batches[1])}
     for source, metrics in expected.items():
         for place in (channel, None):
-            resumed, resumed_updater = open_muon(model, place)
+            resumed, resumed_updater = open_cispo(model, place)
             resumed.resume(tmp_path / source)
             require_same(resumed_updater.train_step(batches[1]), metrics)
-
-
-def tiny_weights() -> dict[str, torch.Tensor]:
-    return {name: value.detach() for name, value in tiny_model(tie_word_embeddings=True).named_parameters()}
 
 
 def require_same(metrics: Mapping[str, float], expected: Mapping[str, float]) -> None:

@@ -118,7 +118,7 @@ def test_dying_tool_server_loses_rollouts_without_scoring_them(run: Run, place: 
 def test_end_of_a_run_names_its_model_and_next_commands(run: Run, begun: Path) -> None:
     output = run("--resume", "--out", "r", "--steps", 4)
     assert "4 steps are finished; the model is in r/checkpoints/000004" in output
-    for words in ("plot r", "eval r", "show r"):
+    for words in ("eval r", "show r"):
         assert f"mtrl-train {words} " in output
     assert "r: is a training run\n  remedy: name the step" in run("replay", "r", code=2)
     shown = run("show", "r", 0)

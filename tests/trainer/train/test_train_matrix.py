@@ -82,7 +82,7 @@ JOB: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {
         "algorithm": {"name": "grpo", "kl": {"coefficient": 0.05, "estimator": "k3+"}},
-        "update": {"optimizer": "muon", "minibatches": 2, "micro_batch_tokens": 300},
+        "update": {"minibatches": 2, "micro_batch_tokens": 300},
     },
     "dr_grpo": {
         "algorithm": {
