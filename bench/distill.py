@@ -37,7 +37,7 @@ TEACHER_SHAPE = {
     "num_key_value_heads": 6,
 }
 TOP_K = 8
-BUDGETS = (5, 10, 20)
+BUDGETS = (5, 10)
 """Core-seconds after the model was loaded."""
 COMMON = ("early_stop=null", "record=false", "evaluation.after=false", "evaluation.every=3", "evaluation.rows=100")
 POLL_S = 0.1
