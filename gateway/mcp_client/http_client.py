@@ -46,6 +46,7 @@ class PooledTransport(httpx2.AsyncBaseTransport):
     def __init__(self, context: ssl.SSLContext, proxy: str = "") -> None:
         self._context, self._proxy = context, httpx2.Proxy(proxy) if proxy else None
         self._idle: dict[Origin, deque[HttpConnection]] = {}
+        self._is_closed = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         body = b"".join([part async for part in cast(AsyncIterable[bytes], request.stream)])
@@ -72,7 +73,7 @@ class PooledTransport(httpx2.AsyncBaseTransport):
 
     async def _release(self, origin: Origin, connection: HttpConnection) -> None:
         """Returns a connection, and closes the oldest idle one if it has expired or there are too many."""
-        if not connection.note_idle():
+        if self._is_closed or not connection.note_idle():
             await connection.disconnect()
             return
         idle = self._idle.setdefault(origin, deque())
@@ -81,6 +82,7 @@ class PooledTransport(httpx2.AsyncBaseTransport):
             await idle.popleft().disconnect()
 
     async def aclose(self) -> None:
+        self._is_closed = True
         idle, self._idle = self._idle, {}
         for connections in idle.values():
             for connection in connections:
@@ -100,7 +102,7 @@ _HEADERS = {
 }
 ADDRESSES = "addresses"
 """Extension of a request: the addresses to connect to, which were looked up and checked."""
-_NOT_SENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol)
+_NOT_SENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError, httpx2.LocalProtocolError)
 _DRAIN_S = 1.0
 """How long to read on after the answer: only a body read to its end leaves a reusable connection."""
 _DRAIN_BYTES = 256 * 1024
@@ -250,9 +252,9 @@ async def send_within_origin(
 ) -> httpx2.Response:
     """Sends a request and follows redirects within its origin; the caller closes the response."""
     target = _parse_url(url)
-    for _ in range(_MAX_REDIRECTS):
+    for left in reversed(range(_MAX_REDIRECTS)):
         response = await send_request(client, method, target, headers, body)
-        redirect = find_redirect(response)
+        redirect = find_redirect(response) if left else None
         if response.status_code not in (307, 308) or redirect is None or not same_origin(target, redirect):
             break
         await response.aclose()
@@ -275,9 +277,11 @@ async def send_request(
     own: dict[str, str | bytes] = {"host": url.netloc, **_HEADERS}
     if url.userinfo:
         own["authorization"] = b"Basic " + b64encode(f"{url.username}:{url.password}".encode())
+    fields = cast(dict[str, str], {**own, **{name.lower(): value for name, value in headers.items()}})
+    fields.pop("transfer-encoding", None)  # The length says where a body ends, whatever an operator configured.
+    fields.pop("content-length", None)
     if body is not None:
-        own["content-length"] = str(len(body))
-    fields = cast(Mapping[str, str], {**own, **{name.lower(): value for name, value in headers.items()}})
+        fields["content-length"] = str(len(body))
     extensions = None if addresses is None else {ADDRESSES: addresses}
     stream = httpx2.ByteStream(body or b"")
     return await client.handle_async_request(
@@ -286,13 +290,13 @@ async def send_request(
 
 
 def find_redirect(response: httpx2.Response) -> httpx2.URL | None:
-    """Where a response redirects to; raises httpx2.RemoteProtocolError if that is no address."""
+    """Where a response redirects to, if that is an address."""
     if not response.has_redirect_location:
         return None
     try:
         return response.request.url.join(response.headers["location"])
-    except httpx2.InvalidURL as error:
-        raise httpx2.RemoteProtocolError(f"it redirects to what is no address: {error}") from None
+    except httpx2.InvalidURL:
+        return None
 
 
 def same_origin(origin: httpx2.URL, other_origin: httpx2.URL) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import ClassVar
 
 import anyio
@@ -12,8 +13,9 @@ import httpx2
 import pytest
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
-from gateway.mcp_client.http_client import PooledTransport, send_request
+from gateway.mcp_client.http_client import PooledTransport, send_request, send_within_origin
 from gateway.mcp_client.http_connection import HttpConnection
+from tests.mcp_client.test_http_access import Certificates
 from tests.waiting import PATIENCE_S
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -135,6 +137,8 @@ async def test_the_answer_of_a_server_that_stopped_reading_is_read() -> None:
         (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", "ok", False),
         (ANSWER + ANSWER, "ok", False),
         (ANSWER + b"and more", "ok", False),
+        (ANSWER + b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nok", "ok", False),
+        (b"HTTP/1.1 199 Nearly\r\nContent-Length: 5\r\n\r\nhello" + ANSWER, "ok", True),
         (b"HTTP/1.1 200 OK\r\n\r\nok\0", "ok", False),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\0", None, False),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok", None, False),
@@ -144,6 +148,7 @@ async def test_the_answer_of_a_server_that_stopped_reading_is_read() -> None:
         (b"HTTP/1.1 2", None, False),
         (b"hello\r\n\r\n", None, False),
         (b"\0", None, False),
+        (b"HTTP/1.1 000 Nothing\r\nContent-Length: 2\r\n\r\nok", "ok", True),
     ],
     ids=str,
 )
@@ -157,10 +162,114 @@ async def test_responses_are_read_as_http_says_and_spoiled_connections_are_not_r
             with pytest.raises(httpx2.TransportError):
                 await client.get(server.url)
         else:
-            assert (await client.get(server.url)).text == text
+            response = await client.get(server.url)
+            assert response.text == text and response.status_code in (0, 200, 204)
         server.answer = ANSWER
         assert (await client.get(server.url)).text == "ok"
         assert len(server.streams) == (1 if is_reused else 2)
+
+
+async def test_what_comes_behind_a_response_of_a_whole_read_answers_no_other_request() -> None:
+    """Of one segment, what is beyond a read of 4,096 bytes is not with the system any more."""
+    async with connect_to_server() as (server, client):
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 4055\r\n\r\n"
+        body = b"x" * (4096 - len(head))
+        assert len(body) == 4055
+        server.answer = head + body + b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged ok"
+        assert (await client.get(server.url)).content == body
+        server.answer = ANSWER
+        assert (await client.get(server.url)).text == "ok"
+
+
+async def test_a_redirect_to_no_address_is_the_response_and_its_connection_is_returned() -> None:
+    async with connect_to_server() as (server, client):
+        server.answer = b"HTTP/1.1 307 Moved\r\nLocation: //h:1:2/\r\nContent-Length: 2\r\n\r\nok"
+        transport = client._transport
+        for _ in range(2):
+            response = await send_within_origin(transport, "GET", server.url, {}, None)
+            assert response.status_code == 307 and await response.aread() == b"ok"
+            await response.aclose()
+        assert len(server.streams) == 1
+
+
+async def test_the_last_of_too_many_redirects_is_the_response() -> None:
+    async with connect_to_server() as (server, client):
+        server.answer = b"HTTP/1.1 307 Moved\r\nLocation: /again\r\nContent-Length: 2\r\n\r\nok"
+        response = await send_within_origin(client._transport, "GET", server.url, {}, None)
+        assert response.status_code == 307 and await response.aread() == b"ok"
+        await response.aclose()
+        assert server.request_count == 3 and len(server.streams) == 1
+
+
+async def test_a_length_that_is_configured_as_a_header_is_not_sent() -> None:
+    async with connect_to_server() as (server, client):
+        headers = {"Content-Length": "0", "Transfer-Encoding": "chunked"}
+        response = await send_request(client._transport, "POST", httpx2.URL(server.url), headers, b"ab\r\n\r\n")
+        await response.aclose()
+    [head] = server.heads
+    assert head.count(b"content-length: 6\r\n") == 1 and b"chunked" not in head
+
+
+class TlsServer:
+    """Answers over TLS; the bytes for the wire that an answer makes are changed by `spoil` before they leave."""
+
+    def __init__(self, folder: Path) -> None:
+        Certificates(folder)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(folder / "server.pem", folder / "server-key.pem")
+        self.spoil: Callable[[ssl.SSLObject, ssl.MemoryBIO], bytes] = lambda tls, wire: wire.read()
+
+    async def talk(self, stream: SocketStream) -> None:
+        into, wire = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = self._context.wrap_bio(into, wire, server_side=True)
+        is_open = False
+        async with stream:
+            async for data in stream:
+                into.write(data)
+                with suppress(ssl.SSLWantReadError):
+                    if not is_open:
+                        tls.do_handshake()
+                        is_open = True
+                    tls.read()
+                    tls.write(ANSWER)
+                    await stream.send(self.spoil(tls, wire))
+                await stream.send(wire.read())
+
+
+@asynccontextmanager
+async def connect_over_tls(folder: Path) -> AsyncIterator[tuple[TlsServer, httpx2.AsyncClient, str]]:
+    server = TlsServer(folder)
+    with anyio.fail_after(PATIENCE_S):
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(listener.serve, server.talk)
+            transport = PooledTransport(ssl.create_default_context(cafile=str(folder / "ca.pem")))
+            async with httpx2.AsyncClient(transport=transport, timeout=PATIENCE_S) as client:
+                yield server, client, f"https://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/"
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_broken_record_of_tls_is_an_error_of_its_request_alone(tmp_path: Path) -> None:
+    """As an error of TLS it ended all calls of the server."""
+    async with connect_over_tls(tmp_path) as (server, client, url):
+        assert (await client.get(url)).text == "ok"
+        server.spoil = lambda tls, wire: wire.read() and b"\x17\x03\x03\x00\x20" + b"A" * 32
+        with pytest.raises(httpx2.ReadError):
+            await client.get(url)
+
+
+async def test_a_further_record_of_tls_answers_no_other_request(tmp_path: Path) -> None:
+    def add_forged(tls: ssl.SSLObject, wire: ssl.MemoryBIO) -> bytes:
+        tls.write(ANSWER.replace(b"ok", b"no"))
+        return wire.read()
+
+    async with connect_over_tls(tmp_path) as (server, client, url):
+        server.spoil = add_forged
+        assert (await client.get(url)).text == "ok"
+        server.spoil = lambda tls, wire: wire.read()
+        assert (await client.get(url)).text == "ok"
 
 
 @pytest.mark.parametrize("header", [("a", "b\r\nc: d"), ("a", "b\0"), ("a b", "c"), ("a:", "b"), ("", "b")])
