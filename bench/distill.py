@@ -104,7 +104,8 @@ def format_results(results: dict[int, dict[str, list[tuple[float, float]]]]) -> 
     for seed, curves in results.items():
         cells = [f"{success_within(curve, budget):.2f}" for curve in curves.values() for budget in BUDGETS]
         lines.append(f"| {seed} | {curves['grpo'][0][1]:.2f} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    legend = f'"teacher" is the estimate from sampled tokens, "top {TOP_K}" the KL over the teacher\'s likeliest ones.'
+    return "\n".join([*lines, "", legend]) + "\n"
 
 
 def main() -> None:

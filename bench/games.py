@@ -156,7 +156,10 @@ def main() -> None:
     options.add_argument("--steps", type=int, help="fewer than the job's own")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
     args = options.parse_args()
-    about = describe_environment("shell") | {"job": f"`python bench/games.py --game {args.game}`"}
+    about = describe_environment("shell") | {
+        "job": f"`python bench/games.py --game {args.game}`",
+        "core-s": "of the warm start, without imports; of the run, with its children and imports",
+    }
     out = args.out or (RESULTS if args.steps is None else None)
     seeds: list[dict[str, Any]] = []
     for seed in args.seeds:

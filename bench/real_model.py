@@ -291,7 +291,7 @@ def format_results(found: dict[str, Any]) -> str:
             lines.append(f"| {title} | {ours[key]:.2f} | {theirs[key]:.2f} | {theirs[key] / ours[key]:.2f} |")
         lines += ["", f"Measured {part['about']}."]
     if part := found.get("turns"):
-        lines += ["", format_turns(part["found"]["turns"])]
+        lines += ["", format_turns(part["found"]["turns"]), "", f"Measured {part['about']}."]
     return "\n".join(lines) + "\n"
 
 

@@ -71,7 +71,8 @@ def compute_top_kl(logprobs_TK: Tensor, batch: Batch) -> Tensor:
     others as one: at most the whole KL, and equal to it if there are no others; 0 elsewhere."""
     if batch.ref_top is None:
         raise ValueError("the KL over the reference's most likely tokens needs those, and the batch has none")
-    reference_TK = batch.ref_top.logprobs_TK
+    reference_TK = batch.ref_top.logprobs_TK.to(logprobs_TK.device)
+    logprobs_TK = logprobs_TK.clamp(min=torch.finfo(logprobs_TK.dtype).min)  # What has no mass adds none.
     is_token_TK = batch.trained_T[:, None] & (reference_TK > -inf)
     log_TK, reference_TK = (torch.where(is_token_TK, values, 0) for values in (logprobs_TK, reference_TK))
     mass_TK, reference_mass_TK = (torch.where(is_token_TK, values.exp(), 0) for values in (log_TK, reference_TK))
@@ -195,7 +196,7 @@ def compute_loss(
         if top_TK is None:
             kl_T = factor_T * estimate_kl(logprobs_T, batch, settings.kl.estimator)
         else:
-            kl_T = compute_top_kl(top_TK, batch)
+            kl_T = torch.where(weights_T > 0, compute_top_kl(top_TK, batch), 0)  # Rejected tokens have no weight.
         losses_T = losses_T + settings.kl.coefficient * kl_T
         metrics |= _trained_means(batch, {"kl/reference": kl_T})
     if settings.entropy_coefficient:

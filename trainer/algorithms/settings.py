@@ -60,7 +60,7 @@ class KLSettings(FrozenModel):
     step; `none`, always 1."""
     top_k: NonNegativeInt = 0
     """Above 0: instead of an estimate, the KL over so many tokens, the reference's most likely ones, and all others as
-    one."""
+    one; 8 bytes of the host's memory for each of them at each token of a step."""
     in_reward: bool = False
     """Subtract it from the rollout's reward before advantages are computed, instead of adding it to the loss."""
     reference: ReferenceSettings | None = None
@@ -75,6 +75,8 @@ class KLSettings(FrozenModel):
     def _check_teacher(self) -> Self:
         if self.top_k and self.in_reward:
             raise ValueError("`top_k` needs a gradient, which a reward (`in_reward`) has not; leave out one of them")
+        if self.top_k and not self.coefficient:
+            raise ValueError("`top_k` does nothing without a `coefficient`, or a `reference`; give one of them")
         if self.reference is not None and self.estimator == "k1" and not (self.in_reward or self.top_k):
             raise ValueError("`estimator: k1` has no gradient in the loss, so nothing is learned; leave it out (`k1+`)")
         return self

@@ -81,8 +81,8 @@ class TaskNames(NamedTuple):
 
     @classmethod
     def of(cls, task: SessionTask) -> TaskNames:
-        create, args = tuple(task.create), bool(task.feedback_args)
-        return cls(task.tools, create, task.feedback, args, task.state, task.hash_state)
+        tools, create = None if task.tools is None else tuple(task.tools), tuple(task.create)
+        return cls(tools, create, task.feedback, bool(task.feedback_args), task.state, task.hash_state)
 
 
 class FoundNames(dict[TaskNames, tuple[str, int]]):

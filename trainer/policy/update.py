@@ -323,7 +323,9 @@ class PolicyUpdater:
         found = reference.compute_top_logprobs(*inputs, min(top, vocabulary), self._temperature, batch.images)
         is_known_TK = found.ids_TK < vocabulary  # Vocabularies are padded, to different sizes.
         ids_TK = torch.where(is_known_TK, found.ids_TK, 0)
-        return batch.with_ref_top(TopLogprobs(ids_TK, found.logprobs_TK.masked_fill(~is_known_TK, -inf)))
+        logprobs_TK = found.logprobs_TK.masked_fill(~is_known_TK, -inf)
+        # All micro-batches of a step wait in the host's memory; the device has those of one.
+        return batch.with_ref_top(TopLogprobs(ids_TK.int().cpu(), logprobs_TK.cpu()))
 
     def _add_old_logprobs(self, minibatches: list[list[MicroBatch]]) -> tuple[list[list[MicroBatch]], Mismatch | None]:
         """Replaces the engine's logprobs by the policy's from before the step, except for stale tokens.
@@ -383,7 +385,7 @@ class PolicyUpdater:
             batch = micro_batch.batch
             inputs = batch.ids_T, batch.sequence_T, batch.trained_T
             with self._report_layers(len(batch.ids_T)):
-                others = {"others_TK": batch.ref_top.ids_TK} if batch.ref_top else {}
+                others = {"others_TK": batch.ref_top.ids_TK.to(batch.ids_T)} if batch.ref_top else {}
                 new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images, plan, **others)
                 if is_single_step:
                     batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)

@@ -11,6 +11,7 @@ import torch
 from tests.trainer.algorithms import reference_loops
 from tests.trainer.algorithms.reference_loops import ListBatch
 from trainer.algorithms.loss import StepTotals, compute_importance_weights, compute_loss, measure_mismatch
+from trainer.algorithms.packing import TopLogprobs
 from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
 
 
@@ -126,3 +127,20 @@ def test_engine_is_exact_only_if_every_token_is_within_the_bound() -> None:
     assert not measure_mismatch(replace(batch, old_logprobs_T=batch.engine_logprobs_T + off)).is_within(1e-4)
     untrained = replace(batch, weights_T=torch.zeros_like(batch.weights_T))
     assert measure_mismatch(untrained).tokens == 0 and not measure_mismatch(untrained).is_within(1.0)
+
+
+def test_kl_over_likely_tokens_leaves_rejected_tokens_out_and_impossible_ones_without_effect() -> None:
+    batch = reference_loops.make_batch(6, spread=0.7).batch()
+    many = len(batch.ids_T)
+    top = TopLogprobs(torch.zeros(many, 2).int(), torch.tensor([[0.5, 0.3]]).log().repeat(many, 1))
+    settings = AlgorithmSettings.model_validate(
+        {"kl": {"coefficient": 1, "top_k": 2}, "mismatch": {"reject": "token", "bounds": (0.8, 1.3)}}
+    )
+    new_TK = torch.tensor([[0.2, 0.0]]).log().repeat(many, 1).requires_grad_()
+    batch = batch.with_ref_top(top)
+    compute_loss(
+        batch.old_logprobs_T, batch, StepTotals.from_batches([batch]), settings, top_TK=new_TK
+    ).value.backward()
+    rejected_T = batch.trained_T & (compute_importance_weights(batch, settings.mismatch) == 0)
+    assert rejected_T.any() and new_TK.grad is not None and new_TK.grad.isfinite().all()
+    assert (new_TK.grad[:, 0] != 0).equal(batch.trained_T & ~rejected_T)

@@ -285,6 +285,7 @@ def test_settings_of_a_teacher_default_to_what_teaches() -> None:
         ({"kl": {"reference": {"model": "a", "url": "http://b"}}}, "name the teacher's folder"),
         ({"kl": {"reference": {"model": "a"}, "estimator": "k1"}}, "has no gradient in the loss"),
         ({"kl": {"coefficient": 1, "top_k": 4, "in_reward": True}}, "`top_k` needs a gradient"),
+        ({"kl": {"top_k": 4}}, "`top_k` does nothing without a `coefficient`"),
     ):
         with pytest.raises(ValidationError, match=message):
             AlgorithmSettings.model_validate(wrong)
