@@ -52,6 +52,7 @@ TRAINER_IMPORTS = {
     "torch": (
         "engine/torch/",
         "engine/sglang/",
+        "engine/host_copies.py",
         "model.py",
         "check.py",
         "engines.py",
