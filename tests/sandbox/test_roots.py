@@ -24,6 +24,7 @@ from gateway.errors import ConfigError, Unavailable
 from gateway.process.reaper import Reaper
 from gateway.sandbox import bubblewrap
 from gateway.sandbox.bubblewrap import Confined
+from gateway.sandbox.confined_process import SandboxEnded
 from gateway.sandbox.provider import BubblewrapProvider, Sandbox
 from gateway.sandbox.root_interpreter import PLACE, interpreter_files
 from gateway.sandbox.roots import add_root, find_root, list_roots, remove_root, roots_folder
@@ -129,7 +130,8 @@ async def test_files_outlive_a_box_that_its_processes_ended_or_filled(root: str,
     await shell(
         first, "echo done > /app/answer; for n in $(seq 600); do echo > /etc/$n; done; head -c 20m /dev/zero > /b"
     )
-    os.kill(first._process.process.pid, 9)
+    with pytest.raises(SandboxEnded):
+        await first.run(("sh", "-c", "kill -9 -1"), b"", 20.0)
     kept = await first.freeze()
     second = await provider.start(limited(root), files_of=kept)
     assert await shell(second, "cat /app/answer; head -c 10m /dev/zero > /app/room && echo room") == "done\nroom"
