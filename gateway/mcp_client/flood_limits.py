@@ -113,7 +113,3 @@ class WireMeter:
         if not self._in_head and self._wire > 2 * self._content + FRAMING_BYTES:
             record_cut("framing")
             raise httpx2.RemoteProtocolError("the server sent more framing than content")
-
-
-ADDRESSES = "addresses"
-"""Extension of a request: the addresses to connect to, which were looked up and checked."""

@@ -49,8 +49,8 @@ class UpdateSettings(FrozenModel):
     """How the weights are updated."""
 
     lr: Rate | None = None
-    """Learning rate of AdamW. By default by the number of parameters: 1e-4 below 50
-    million, 1e-5 below 500 million, 2e-6 below 2 billion, else 1e-6; with `lora` ten times that."""
+    """Learning rate of AdamW. By default by the number of parameters: 1e-4 below 50 million, 1e-5 below 500 million,
+    2e-6 below 2 billion, else 1e-6; with `lora` ten times that."""
     betas: tuple[float, float] = (0.9, 0.98)
     """AdamW's betas."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
