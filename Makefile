@@ -134,7 +134,7 @@ first-run-debian:  ## `make train` on a bare Debian, made for it, and the tests 
 	.ci/packages mmdebstrap
 	$(PYTHON) bench/first_run.py --debian --only train test-system
 
-bench-real: install sglang  ## Engine and update with the model of `make real`, beside transformers, SGLang and TRL
+bench-real: install sglang  ## Engine, update and steps with the model of `make real`, beside transformers, SGLang and TRL
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
 	$(BIN)/python bench/real_model.py
 

@@ -1,11 +1,11 @@
-"""The embedded engine and the update with a real model of 135 million parameters, beside peers, on a CPU.
+"""Engine, update and steps with a real model of 135 million parameters, beside peers, on a CPU.
 
-python bench/real_model.py                  # half an hour; writes bench/results/real_model.{json,md}
-python bench/real_model.py --only engine    # or update, or turns; other parts stay as they are in the results
+python bench/real_model.py                  # an hour and a half; writes bench/results/real_model.{json,md}
+python bench/real_model.py --only engine    # or update, step, or turns; other parts stay as they are in the results
 
 Engines cost core-milliseconds and milliseconds a token, beside Hugging Face's `generate` and an SGLang server
-(`make sglang`). An update on given rows costs core-seconds and seconds, beside TRL's on the same rows. `turns` is how
-far the logprobs of engines are from the trainer's, turn by turn.
+(`make sglang`). An update on given rows costs core-seconds and seconds, beside TRL's on the same rows, and so does a
+whole step with tools. `turns` is how far the logprobs of engines are from the trainer's, turn by turn.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import torch  # noqa: E402
 from gpu_trl import measure_trl_update  # noqa: E402
 from gpu_workload import ModelShape, make_batch  # noqa: E402
 from peers import trl  # noqa: E402
+from real_step import format_steps, measure_whole_steps  # noqa: E402
 from step_costs import core_seconds  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 from turn_depth import format_turns, measure_turns  # noqa: E402
@@ -290,6 +291,8 @@ def format_results(found: dict[str, Any]) -> str:
         for key, title in (("core_s", "core-s"), ("wall_s", "s"), ("grad_norm", "gradient norm")):
             lines.append(f"| {title} | {ours[key]:.2f} | {theirs[key]:.2f} | {theirs[key] / ours[key]:.2f} |")
         lines += ["", f"Measured {part['about']}."]
+    if part := found.get("step"):
+        lines += ["", format_steps(part["found"]), "", f"Measured {part['about']}."]
     if part := found.get("turns"):
         lines += ["", format_turns(part["found"]["turns"]), "", f"Measured {part['about']}."]
     return "\n".join(lines) + "\n"
@@ -298,6 +301,7 @@ def format_results(found: dict[str, Any]) -> str:
 PARTS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "engine": partial(anyio.run, measure_engines),
     "update": measure_updates,
+    "step": measure_whole_steps,
     "turns": partial(anyio.run, measure_turns),
 }
 

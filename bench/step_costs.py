@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import operator
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean, median
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -82,3 +84,68 @@ def _stop(process: psutil.Popen) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One trainer's figures: costs as medians over its runs of the mean over their steps, work as means."""
+
+    core_s: float
+    core_s_least: float
+    core_s_most: float
+    wall_s: float
+    written_per_s: float
+    """Generated tokens per second of rollouts."""
+    learned_per_s: float
+    """Tokens of whole rollouts, prompts included, per second of the rest of the step."""
+    rollouts: float
+    written: float
+    tokens: float
+    turns: float
+    calls: float
+    reward: float
+
+
+WORK_FIGURES = ("rollouts", "written", "tokens", "turns", "calls", "reward")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one step did, for both trainers."""
+
+    rolling_out_s: float
+    rollouts: float
+    written: float
+    tokens: float
+    turns: float
+    calls: float
+    reward: float
+
+
+def read_mtrl_step(line: Mapping[str, Any]) -> Work:
+    count = line["rollout/count"]
+    sums = [count * line[f"rollout/{name}"] for name in ("written", "tokens", "turns", "calls")]
+    return Work(line["time/rolling_out_s"], count, *sums, line["reward/mean"])
+
+
+def read_trl_step(line: Mapping[str, Any]) -> Work:
+    return Work(**line)
+
+
+def compute_figures(runs: Sequence[Sequence[StepCost]], read_step: Callable[[Mapping[str, Any]], Work]) -> Figures:
+    work_by_run = [[read_step(step.metrics) for step in run] for run in runs]
+    core_s = [mean(step.core_s for step in run) for run in runs]
+    rollout_s = [sum(work.rolling_out_s for work in works) for works in work_by_run]
+    rest_s = [sum(step.wall_s for step in run) - seconds for run, seconds in zip(runs, rollout_s, strict=True)]
+    written = [sum(work.written for work in works) for works in work_by_run]
+    tokens = [sum(work.tokens for work in works) for works in work_by_run]
+    all_work = [work for works in work_by_run for work in works]
+    return Figures(
+        core_s=median(core_s),
+        core_s_least=min(core_s),
+        core_s_most=max(core_s),
+        wall_s=median(mean(step.wall_s for step in run) for run in runs),
+        written_per_s=median(map(operator.truediv, written, rollout_s)),
+        learned_per_s=median(map(operator.truediv, tokens, rest_s)),
+        **{name: mean(getattr(work, name) for work in all_work) for name in WORK_FIGURES},
+    )

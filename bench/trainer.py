@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import operator
 import os
 import platform
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from statistics import mean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +28,7 @@ import torch  # noqa: E402
 import yaml  # noqa: E402
 from operations import count_operations, format_counts  # noqa: E402
 from peers import Peer, trl  # noqa: E402
-from step_costs import StepCost, measure_steps  # noqa: E402
+from step_costs import Figures, StepCost, compute_figures, measure_steps, read_mtrl_step, read_trl_step  # noqa: E402
 
 from mtrl_plugins.demo.facts.facts_demo import build_model  # noqa: E402
 from mtrl_plugins.demo.facts.facts_tasks import TOOLS  # noqa: E402
@@ -68,26 +66,6 @@ class Size:
     """First steps, which are not counted."""
     prompts: int = 16
     siblings: int = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """One trainer's figures: costs as medians over its runs of the mean over their steps, work as means."""
-
-    core_s: float
-    core_s_least: float
-    core_s_most: float
-    wall_s: float
-    written_per_s: float
-    """Generated tokens per second of rollouts."""
-    learned_per_s: float
-    """Tokens of whole rollouts, prompts included, per second of the rest of the step."""
-    rollouts: float
-    written: float
-    tokens: float
-    turns: float
-    calls: float
-    reward: float
 
 
 def main() -> None:
@@ -150,8 +128,8 @@ def measure(size: Size, job: TrainSettings, peer: Peer, folder: Path) -> dict[st
             steps = _run_trl(name, peer, folder, number) if is_trl else _run_mtrl(name, folder, number)
             runs.setdefault(name, []).append(steps[size.warm - 1 :])
             print(f"round {number + 1} of {size.rounds}: {name}", file=sys.stderr)
-    readers = {OURS: _read_mtrl_step, OURS_MCP: _read_mtrl_step, TRL_TUNED: _read_trl_step, TRL_DEFAULT: _read_trl_step}
-    return {name: _compute_figures(steps, readers[name]) for name, steps in runs.items()}
+    readers = {OURS: read_mtrl_step, OURS_MCP: read_mtrl_step, TRL_TUNED: read_trl_step, TRL_DEFAULT: read_trl_step}
+    return {name: compute_figures(steps, readers[name]) for name, steps in runs.items()}
 
 
 def _write_tool_files(folder: Path) -> Path:
@@ -193,6 +171,7 @@ def _make_trl_job(size: Size, job: TrainSettings) -> Mapping[str, Any]:
         "n": size.siblings,
         "turns": job.limits.assistant_turns,
         "turn_tokens": job.limits.turn_tokens,
+        "threads": 1,
         "completion_tokens": job.limits.rollout_tokens - longest,
         "lr": job.update.lr,
         "betas": job.update.betas,
@@ -204,51 +183,6 @@ def _env() -> Mapping[str, str]:
     """One thread each, and no access to a hub."""
     alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"}
     return os.environ | alone
-
-
-WORK_FIGURES = ("rollouts", "written", "tokens", "turns", "calls", "reward")
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What one step did, for both trainers."""
-
-    rolling_out_s: float
-    rollouts: float
-    written: float
-    tokens: float
-    turns: float
-    calls: float
-    reward: float
-
-
-def _read_mtrl_step(line: Mapping[str, Any]) -> _Work:
-    count = line["rollout/count"]
-    sums = [count * line[f"rollout/{name}"] for name in ("written", "tokens", "turns", "calls")]
-    return _Work(line["time/rolling_out_s"], count, *sums, line["reward/mean"])
-
-
-def _read_trl_step(line: Mapping[str, Any]) -> _Work:
-    return _Work(**line)
-
-
-def _compute_figures(runs: Sequence[Sequence[StepCost]], read_step: Callable[[Mapping[str, Any]], _Work]) -> Figures:
-    work_by_run = [[read_step(step.metrics) for step in run] for run in runs]
-    core_s = [mean(step.core_s for step in run) for run in runs]
-    rollout_s = [sum(work.rolling_out_s for work in works) for works in work_by_run]
-    rest_s = [sum(step.wall_s for step in run) - seconds for run, seconds in zip(runs, rollout_s, strict=True)]
-    written = [sum(work.written for work in works) for works in work_by_run]
-    tokens = [sum(work.tokens for work in works) for works in work_by_run]
-    all_work = [work for works in work_by_run for work in works]
-    return Figures(
-        core_s=median(core_s),
-        core_s_least=min(core_s),
-        core_s_most=max(core_s),
-        wall_s=median(mean(step.wall_s for step in run) for run in runs),
-        written_per_s=median(map(operator.truediv, written, rollout_s)),
-        learned_per_s=median(map(operator.truediv, tokens, rest_s)),
-        **{name: mean(getattr(work, name) for work in all_work) for name in WORK_FIGURES},
-    )
 
 
 ROWS = (

@@ -1,4 +1,4 @@
-"""Runs TRL's GRPOTrainer on the demo's tasks, with a line for each step; run by `trainer.py` in TRL's environment.
+"""Runs TRL's GRPOTrainer with a line for each step, in TRL's environment; run by `trainer.py` and `real_step.py`.
 
 Each rollout has facts of its own, so it is an environment with tools, TRL's concept for that; its tools are functions
 in the same process, since TRL opens no MCP servers. The job is the one that mtrl gets.
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
-_EXPRESSION = re.compile(r"\s*(\d{1,12})\s*([+-])\s*(\d{1,12})\s*")
+_EXPRESSION = re.compile(r"\s*(\d{1,12})\s*([-+*])\s*(\d{1,12})\s*")
 _ANSWER = re.compile(r"#### ([0-9]+)")
 TUNED_PASSES = 4
 """Micro-batches per step; faster than one or two here, since less is padded."""
@@ -33,16 +33,16 @@ class FactsEnvironment:
         self._facts: Mapping[str, str] = json.loads(facts)
 
     def calculate(self, expression: str) -> str:
-        """Calculates a sum or a difference of two whole numbers.
+        """Calculates a sum, a difference or a product of two whole numbers.
 
         Args:
             expression: As `20 + 22`.
         """
         match = _EXPRESSION.fullmatch(expression)
         if match is None:
-            raise ValueError("write two whole numbers with + or - between them")
+            raise ValueError("write two whole numbers with +, - or * between them")
         left, right = int(match[1]), int(match[3])
-        return str(left + right if match[2] == "+" else left - right)
+        return str({"+": left + right, "-": left - right, "*": left * right}[match[2]])
 
     def look_up(self, name: str) -> str:
         """What is known of a person or a city: where one lives, or how many people live there.
@@ -58,7 +58,7 @@ def score_answers(completions: Sequence[Sequence[Mapping[str, Any]]], truth: Seq
     scores = []
     for messages, expected in zip(completions, truth, strict=True):
         last = messages[-1]
-        answers = _ANSWER.findall(last["content"]) if last["role"] == "assistant" else []
+        answers = _ANSWER.findall(last.get("content") or "") if last["role"] == "assistant" else []
         scores.append(float(answers[-1:] == [expected]))
     return scores
 
@@ -94,10 +94,11 @@ class StepWriter(TrainerCallback):
             file.write(json.dumps(line) + "\n")
 
 
-def load_tokenizer(folder: str) -> Any:
+def load_tokenizer(job: Mapping[str, Any]) -> Any:
     """The model's tokenizer with TRL's parser for its tool calls, and tools in the order of the warm start."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = tokenizer.chat_template.replace("in tools or ()", "in (tools or ()) | reverse")
+    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    own = tokenizer.chat_template.replace("in tools or ()", "in (tools or ()) | reverse")
+    tokenizer.chat_template = job.get("chat_template", own)
     tokenizer.response_template = qwen3_template
     return tokenizer
 
@@ -120,6 +121,7 @@ def make_config(job: Mapping[str, Any], out: Path) -> GRPOConfig:
         max_completion_length=job["completion_tokens"],
         max_tool_calling_iterations=job["turns"] - 1,
         generation_kwargs={"max_new_tokens": job["turn_tokens"]},
+        cache_implementation=job.get("cache"),
         learning_rate=job["lr"],
         lr_scheduler_type="constant",
         adam_beta1=job["betas"][0],
@@ -137,14 +139,14 @@ def make_config(job: Mapping[str, Any], out: Path) -> GRPOConfig:
 def main() -> None:
     file, out = Path(sys.argv[1]), Path(sys.argv[2])
     job = json.loads(file.read_text())
-    torch.set_num_threads(1)
+    torch.set_num_threads(job["threads"])
     factory: Callable[[], FactsEnvironment] = FactsEnvironment
     trainer = TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32),
         reward_funcs=score_answers,
         args=make_config(job, out),
         train_dataset=Dataset.from_list(job["rows"]),
-        processing_class=load_tokenizer(job["model"]),
+        processing_class=load_tokenizer(job),
         environment_factory=factory,
     )
     trainer.add_callback(StepWriter(out, trainer))

@@ -89,22 +89,23 @@ class RealJob:
 
     async def run(self) -> dict[str, Any]:
         """Makes the parts that are missing; returns what came out."""
-        self._write_rows()
+        self.write_rows()
         parts: dict[str, Any] = {}
         for examples in (False, True):
             name = f"before{'_with_examples' if examples else ''}"
             for greedy in (True, False):
                 parts |= await self._measure(name, self.model, examples=examples, greedy=greedy)
-        parts |= await self._measure("successes", self.model, examples=True, greedy=False, data="train")
-        start = await self._learn_successes()
+        start, successes = await self.learn_successes()
+        parts |= successes
         for greedy in (True, False):
             parts |= await self._measure("start", start, greedy=greedy)
-        trained = await self._train(start)
+        trained = await self._train_run("grpo", **self.grpo(start))
         for greedy in (True, False):
             parts |= await self._measure("after", trained, greedy=greedy)
         return parts
 
-    def _write_rows(self) -> None:
+    def write_rows(self) -> None:
+        """Writes the problems, with and without examples."""
         (self.folder / "rows").mkdir(parents=True, exist_ok=True)
         examples = draw_examples(self.seed)
         none: dict[str, list[dict[str, Any]]] = {}
@@ -121,7 +122,8 @@ class RealJob:
                 text = "".join(f"{json.dumps(row)}\n" for row in rows)
                 write_atomically(self.folder / "rows" / f"{name}{suffix}.jsonl", text.encode())
 
-    def _settings(self, **changes: Any) -> TrainSettings:
+    def make_settings(self, **changes: Any) -> TrainSettings:
+        """The settings of one part."""
         values = {**JOB, "seed": self.seed, "model": str(self.model), "data": self._rows("train"), **changes}
         return TrainSettings.model_validate(values)
 
@@ -140,7 +142,9 @@ class RealJob:
             done.parent.mkdir(parents=True, exist_ok=True)
             with measure_cost() as cost:
                 sampling = {"temperature": self.size.temperature if data == "train" else 1.0}
-                settings = self._settings(model=str(model), evaluation={"data": rows, "rows": count}, sampling=sampling)
+                settings = self.make_settings(
+                    model=str(model), evaluation={"data": rows, "rows": count}, sampling=sampling
+                )
                 played = await self._play(settings, done.parent, name, greedy=greedy)
             found = {**summarize(played), **cost}
             write_atomically(done, json.dumps(found).encode())
@@ -162,23 +166,27 @@ class RealJob:
         await to_thread.run_sync(save_rollouts, folder, found)
         return found
 
-    async def _learn_successes(self) -> Path:
-        size, successes = self.size, self.folder / "successes" / "sampled"
-        wanted = json.loads((successes / "result.json").read_text())["succeeded"]
-        steps = max(1, wanted * size.start_epochs // size.start_batch)
-        return await self._train_run(
-            "sft", data=str(successes), sft={"where": "answer >= 1", "drop_examples": True}, n=1, steps=steps,
+    async def learn_successes(self) -> tuple[Path, dict[str, Any]]:
+        """The model after SFT on its own successes, and how many those were."""
+        size = self.size
+        found = await self._measure("successes", self.model, examples=True, greedy=False, data="train")
+        ((name, result),) = found.items()
+        steps = max(1, result["succeeded"] * size.start_epochs // size.start_batch)
+        start = await self._train_run(
+            "sft", data=str(self.folder / name), sft={"where": "answer >= 1", "drop_examples": True}, n=1, steps=steps,
             prompts=size.start_batch, algorithm={"name": "sft"}, update=self._update(steps),
         )  # fmt: skip
+        return start, found
 
-    async def _train(self, start: Path) -> Path:
+    def grpo(self, start: Path) -> dict[str, Any]:
+        """The settings of the last part that are its own."""
         size = self.size
         evaluation = {"data": self._rows("held_out"), "every": 0}
-        return await self._train_run(
-            "grpo", model=str(start), steps=size.steps, prompts=size.prompts, n=size.n, evaluation=evaluation,
-            curriculum={"shuffle": False}, update=self._update(size.steps),
-            limits={**JOB["limits"], "rollout_tokens": 768},
-        )  # fmt: skip
+        return {
+            "model": str(start), "steps": size.steps, "prompts": size.prompts, "n": size.n, "evaluation": evaluation,
+            "curriculum": {"shuffle": False}, "update": self._update(size.steps),
+            "limits": {**JOB["limits"], "rollout_tokens": 768},
+        }  # fmt: skip
 
     def _update(self, steps: int) -> dict[str, Any]:
         return {"lr": self.size.lr, "warmup_steps": min(3, steps), "micro_batch_tokens": 2048}
@@ -186,7 +194,7 @@ class RealJob:
     async def _train_run(self, name: str, **changes: Any) -> Path:
         """The model after a run, which is resumed if it was stopped."""
         folder = self.folder / name
-        settings = self._settings(out=folder, **changes)
+        settings = self.make_settings(out=folder, **changes)
         with RunFolder(folder, settings.checkpoint.keep) as run:
             resume = run.has_run
         found = Checkpoints(folder).find_latest() if resume else None
