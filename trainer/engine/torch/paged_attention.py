@@ -25,8 +25,9 @@ class QueryGroup:
     slots: slice
     length: int
     """Positions of a slot that any of them attends to; a multiple of the page's size if `in_pages`."""
-    bias: Tensor
-    """Minus infinity where a query must not attend. Axes: query and key-value head, query head in that, position."""
+    bias: Tensor | None
+    """Minus infinity where a query must not attend. Axes: query and key-value head, query head in that, position. None
+    for a sequence from its start, of which each query attends to what is before it: that needs half the products."""
     is_per_query: bool
     """Each query has a slot of its own, or its own copy of a short one; otherwise all queries share one slot."""
     in_pages: bool
@@ -50,8 +51,11 @@ class AttentionPlan:
         grouped = chunks[span]
         tokens = slice(self.offsets[span.start], self.offsets[span.stop])
         length = max(chunk.end for chunk in grouped)
+        slots = slice(grouped[0].slot, grouped[-1].slot + 1)
         if self._in_pages:
             length = -(-length // PAGE_SIZE) * PAGE_SIZE
+        elif len(grouped[0].ids) == length > 1:
+            return QueryGroup(tokens, slots, length, None, is_per_query=False, in_pages=False)
         positions = self.positions[tokens]
         masked = torch.arange(length, device=shape.device) > positions[:, None]
         bias = torch.zeros(masked.shape, dtype=shape.dtype, device=shape.device).masked_fill_(masked, -torch.inf)
@@ -59,7 +63,6 @@ class AttentionPlan:
         is_per_query = len(grouped[0].ids) == 1 or (self._in_pages and copied <= MAX_COPIED_NUMBERS)
         if is_per_query and self._in_pages:
             bias = bias.repeat_interleave(shape.heads, dim=0)
-        slots = slice(grouped[0].slot, grouped[-1].slot + 1)
         return QueryGroup(tokens, slots, length, bias[:, None], is_per_query, self._in_pages)
 
 
@@ -92,10 +95,11 @@ def _attend_group(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tenso
     if group.in_pages:
         return (_attend_per_query if group.is_per_query else _attend_shared)(queries, kv_slots, group)
     keys, values = kv_slots
-    if group.is_per_query:
+    if group.is_per_query and group.bias is not None:
         return F.scaled_dot_product_attention(queries, keys, values, group.bias[:, None]).flatten(2)
     by_head = queries.permute(1, 2, 0, 3).flatten(0, 1)[None]
-    output = F.scaled_dot_product_attention(by_head, keys, values, group.bias[:, 0], enable_gqa=True)
+    bias = None if group.bias is None else group.bias[:, 0]
+    output = F.scaled_dot_product_attention(by_head, keys, values, bias, is_causal=bias is None, enable_gqa=True)
     return output[0].transpose(0, 1).reshape(*queries.shape[:2], -1)
 
 
