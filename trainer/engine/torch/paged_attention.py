@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -121,9 +122,9 @@ def _attend_pages(queries: Tensor, keys: Tensor, values: Tensor, group: QueryGro
     if len(queries) == 1:  # A single product is split among threads, and would be rounded otherwise.
         queries, keys, values = (tensor.expand(2, -1, -1) for tensor in (queries, keys, values))
         return _attend_pages(queries, keys, values, group)[:1]
-    scale = queries.shape[-1] ** -0.5
+    scale, bias = queries.shape[-1] ** -0.5, cast(Tensor, group.bias)
     pages = [slice(start, start + PAGE_SIZE) for start in range(0, group.length, PAGE_SIZE)]
-    scores = [torch.baddbmm(group.bias[..., page], queries, keys[:, page].mT, alpha=scale) for page in pages]
+    scores = [torch.baddbmm(bias[..., page], queries, keys[:, page].mT, alpha=scale) for page in pages]
     weights = (scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)).float().softmax(-1).to(queries.dtype)
     output = torch.bmm(weights[..., :PAGE_SIZE], values[:, :PAGE_SIZE])
     for page in pages[1:]:
