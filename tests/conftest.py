@@ -11,18 +11,19 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 from textwrap import dedent
 from types import ModuleType
 
 import pytest
+from coverage import Coverage
 from hypothesis import settings
 
 from tests import forked_python
 from tests.shared_folders import open_shared_folder
-from tests.slow_files import SlowFiles
+from tests.slow_files import SlowFiles, name_of
 
 # Tiny matrix products are many times slower with several threads; tests of threads set their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,6 +42,17 @@ settings.register_profile("same", deadline=None, max_examples=50, derandomize=Tr
 settings.load_profile("same")
 
 Write = Callable[[str, str], Path]
+UNTRACED = (
+    "tests/bench/test_bench_bars.py", "tests/browser/", "tests/docs/test_quickstart.py",
+    "tests/docs/test_your_own_job.py", "tests/hostile/test_doors.py",
+    "tests/plugins/workers/test_worker_trainings.py", "tests/test_calculator.py", "tests/test_house.py",
+    "tests/trainer/distributed/test_lost_node.py", "tests/trainer/distributed/test_ranks_job.py",
+    "tests/trainer/test_parse_properties.py", "tests/trainer/test_template_properties.py",
+    "tests/trainer/test_trl_templates.py", "tests/trainer/train/test_agent_training.py",
+    "tests/trainer/train/test_modes.py", "tests/trainer/train/test_train_kill_and_resume.py",
+    "tests/trainer/train/test_train_matrix.py", "tests/trainer/train/test_train_outcome.py",
+)  # fmt: skip
+"""Tests that take long in lines that others run, too: coverage, which doubles their time, pauses for them."""
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -62,10 +74,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FailureNames(reporter))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    measuring = Coverage.current()
+    if measuring is None or not name_of(item.path).startswith(UNTRACED):
+        return (yield)
+    measuring.stop()
+    try:
+        return (yield)
+    finally:
+        measuring.start()
+
+
 def pytest_sessionfinish() -> None:
     """Saves what was measured: pytest-xdist kills processes that take more than seconds to end, with what they have."""
-    coverage = sys.modules.get("coverage")
-    measuring = coverage.Coverage.current() if coverage else None
+    measuring = Coverage.current()
     if measuring is not None:
         measuring.save()
 

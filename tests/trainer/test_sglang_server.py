@@ -126,8 +126,8 @@ async def test_server_that_dies_at_start_is_reported_with_its_log_tail(named: Na
 @pytest.mark.parametrize("how", ["hangs", "sleeps"])
 async def test_server_that_does_not_answer_in_time_is_ended(named: Named, how: str) -> None:
     log = named(how)
-    with anyio.fail_after(60), pytest.raises(EngineError, match="did not answer within 10 s"):
-        async with ServerProcess(MODEL, ServerOptions(start_s=10), log=log):
+    with anyio.fail_after(60), pytest.raises(EngineError, match="did not answer within 3 s"):
+        async with ServerProcess(MODEL, ServerOptions(start_s=3), log=log):
             pass
     (started,) = starts(log)
     await wait_until(lambda: not any(alive(pid) for pid in started["pids"]))
