@@ -71,6 +71,8 @@ class NativeToolset:
     def __init__(self, tools: Sequence[NativeTool]) -> None:
         self.tools = {tool.spec.name: tool for tool in tools}
         self.specs: Sequence[ToolSpec] = tuple(tool.spec for tool in tools)
+        self.on_change: list[Callable[[], None]] = []
+        """What is to be called when the list of tools has changed, which it never does."""
         self.threads = ThreadPool()
         self.processes: dict[str, ProcessPool] = {
             name: ProcessPool(tool.process, name)
