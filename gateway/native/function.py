@@ -80,8 +80,8 @@ class FunctionTool:
             bound = self._model.model_validate(arguments)
         except ValidationError as error:
             raise ValueError(_format_validation_error(error)) from error
-        extra = bound.model_extra or {}
-        return {name: getattr(bound, name) for name in bound.model_fields_set if name not in extra} | extra
+        values = {**bound.__dict__, **(bound.model_extra or {})}
+        return {name: values[name] for name in bound.model_fields_set}
 
 
 def _build_arguments_model(
