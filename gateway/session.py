@@ -21,7 +21,19 @@ from gateway.session_protocols import AnySession as AnySession
 from gateway.session_protocols import Reward as Reward
 from gateway.tool_table import OfferedTool, Source, ToolTable, select_tools
 from gateway.toolset import NO_SUCH_TOOL, PLANTED, Session, hash_session_state, unknown_tool_result
-from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import (
+    DEFAULT_CONTEXT,
+    EMPTY,
+    Context,
+    Feedback,
+    Outcome,
+    Task,
+    Text,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    with_times,
+)
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +196,7 @@ class GatewaySession:
             finally:
                 call_began.reset(token)
                 self._end_call(scope)
-                result = replace(result, elapsed_s=time.monotonic() - began_at)
+                result = with_times(result, result.timing, time.monotonic() - began_at)
                 self._record_result(call, tool, result)
         return result
 
