@@ -11,7 +11,7 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 from textwrap import dedent
@@ -23,7 +23,7 @@ from hypothesis import settings
 
 from tests import forked_python
 from tests.shared_folders import open_shared_folder
-from tests.slow_files import SlowFiles, name_of
+from tests.slow_files import SlowFiles
 
 # Tiny matrix products are many times slower with several threads; tests of threads set their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -42,17 +42,6 @@ settings.register_profile("same", deadline=None, max_examples=50, derandomize=Tr
 settings.load_profile("same")
 
 Write = Callable[[str, str], Path]
-UNTRACED = (
-    "tests/bench/test_bench_bars.py", "tests/browser/", "tests/docs/test_quickstart.py",
-    "tests/docs/test_your_own_job.py", "tests/hostile/test_doors.py",
-    "tests/plugins/workers/test_worker_trainings.py", "tests/test_calculator.py", "tests/test_house.py",
-    "tests/trainer/distributed/test_lost_node.py", "tests/trainer/distributed/test_ranks_job.py",
-    "tests/trainer/test_parse_properties.py", "tests/trainer/test_template_properties.py",
-    "tests/trainer/test_trl_templates.py", "tests/trainer/train/test_agent_training.py",
-    "tests/trainer/train/test_modes.py", "tests/trainer/train/test_train_kill_and_resume.py",
-    "tests/trainer/train/test_train_matrix.py", "tests/trainer/train/test_train_outcome.py",
-)  # fmt: skip
-"""Tests that take long in lines that others run, too: coverage, which doubles their time, pauses for them."""
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -72,18 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:  # The processes that run the tests for another one have none.
         config.pluginmanager.register(FailureNames(reporter))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    measuring = Coverage.current()
-    if measuring is None or not name_of(item.path).startswith(UNTRACED):
-        return (yield)
-    measuring.stop()
-    try:
-        return (yield)
-    finally:
-        measuring.start()
 
 
 def pytest_sessionfinish() -> None:

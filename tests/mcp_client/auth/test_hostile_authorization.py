@@ -59,13 +59,13 @@ def changed(**fields: object) -> Change:
 
 
 CASES: dict[str, tuple[Change, str]] = {
-    "metadata never answers": (authorization_answers(METADATA, silence), "did not answer within 0.3 s"),
+    "metadata never answers": (authorization_answers(METADATA, silence), "did not answer within 1 s"),
     "metadata is huge": (authorization_answers(METADATA, huge_answer), "more than 262144 bytes"),
     "metadata is HTML": (authorization_answers(METADATA, html_page), "has no metadata"),
     "metadata fails": (authorization_answers(METADATA, status(503)), "HTTP 503"),
     "metadata is of another issuer": (changed(issuer="https://attacker.example"), "is of https://attacker.example"),
     "the answer is of another issuer": (changed(answer_issuer="https://attacker.example"), "it was asked of"),
-    "the resource's metadata never answers": (resource_answers(silence), "did not answer within 0.3 s"),
+    "the resource's metadata never answers": (resource_answers(silence), "did not answer within 1 s"),
     "the resource's metadata fails": (resource_answers(status(500)), "HTTP 500"),
     "the resource's metadata is of another server": (
         lambda server: setattr(server, "resource", "https://bank.example/mcp"),
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Change, str]] = {
         lambda server: setattr(server, "authorization_servers", ["file:///etc/passwd"]),
         "does not follow RFC 9728",
     ),
-    "the token endpoint never answers": (authorization_answers("/token", silence), "did not answer within 0.3 s"),
+    "the token endpoint never answers": (authorization_answers("/token", silence), "did not answer within 1 s"),
     "the token endpoint is HTML": (authorization_answers("/token", html_page), "without a bearer token"),
     "the token endpoint is huge": (authorization_answers("/token", huge_answer), "more than 262144 bytes"),
     "the token endpoint fails": (authorization_answers("/token", status(500)), "HTTP 500"),
@@ -109,7 +109,7 @@ async def test_login_at_a_hostile_server_ends_typed_and_quotes_no_secret(
 ) -> None:
     change, expected = CASES[case]
     if "never answers" in case:
-        monkeypatch.setattr(oauth_http, "REQUEST_S", 0.3)
+        monkeypatch.setattr(oauth_http, "REQUEST_S", 1.0)
     names_another = "the authorization server is" in case
     async with user_of_protected_server(tmp_path, **({} if names_another else {"oauth": OAUTH})) as user:
         user.authorization.clients["ours"] = OAUTH["client_secret"]
@@ -215,8 +215,8 @@ async def test_refresh_that_hangs_costs_its_own_calls_only_their_time(
         user.authorization.tokens.clear()
         user.authorization.misbehave["/token"] = silence
         with monkeypatch.context() as patched:
-            patched.setattr(oauth_http, "REQUEST_S", 0.3)
+            patched.setattr(oauth_http, "REQUEST_S", 1.0)
             outcome, reason = await user.call()
-        assert outcome is Outcome.UNAVAILABLE and "did not answer within 0.3 s" in reason
+        assert outcome is Outcome.UNAVAILABLE and "did not answer within 1 s" in reason
         del user.authorization.misbehave["/token"]
         assert await user.call() == (Outcome.OK, ""), "a server that was slow does not end the login"
