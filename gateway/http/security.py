@@ -62,7 +62,7 @@ class SecurityMiddleware:
             return Problem(400, "invalid_request", f"The request has more than one {repeated} header.")
         if not scope["trusted"] and not _is_public(scope["path"]):
             return _unauthorized()
-        if not self._is_allowed_host(headers.get(b"host", b"")):
+        if not self._is_allowed_host(_host_of(b"//" + headers.get(b"host", b""))):
             remedy = "Use the server's own address, or start it with a token (`--token-file`)."
             return Problem(403, "forbidden", "This Host is not served here.", remedy=remedy)
         if not self._is_allowed_page(scope, headers):
@@ -78,12 +78,9 @@ class SecurityMiddleware:
         has_body = b"transfer-encoding" in headers or int(length) > 0
         return _not_json() if has_body and content_type != b"application/json" else None
 
-    def _is_allowed_host(self, authority: bytes) -> bool:
+    def _is_allowed_host(self, host: str) -> bool:
         """Any Host is allowed with a token, because a web page cannot know the token."""
-        if self._token is not None:
-            return True
-        host = _host_of(b"//" + authority)
-        return is_loopback(host) or host in self._allowed_hosts
+        return self._token is not None or is_loopback(host) or host in self._allowed_hosts
 
     def _is_allowed_page(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         """Whether the request comes from no web page, from one of ours, or from one of a named origin."""
