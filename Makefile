@@ -27,7 +27,7 @@ NEWER_VENV := venv() { for v in 3.12 3.13 3.14; do if PYENV_VERSION=$$v python$$
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-algorithms bench-games bench-made-tasks harbor-peer clean
+.PHONY: help install installs train test coverage test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-algorithms bench-games bench-made-tasks harbor-peer clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -45,11 +45,13 @@ installs: install packages peers agents sglang  ## Everything that the tests of 
 train: install  ## Train a tiny model to use tools, and watch it learn
 	$(BIN)/mtrl-train --tools tool_configs/ $(TRAIN)
 
-test: install packages peers  ## Lint, types, all tests, coverage
+test: install packages peers  ## Lint, types, documentation, all tests
 	@$(MAKE) --no-print-directory --jobs 2 check docs
+	$(BIN)/python $(PYTEST) $(PARALLEL) --durations 20 --durations-min 5
+
+coverage: install packages peers  ## Which lines the tests run; tracing doubles their time
 	$(BIN)/coverage erase
-	$(BIN)/coverage run $(PYTEST) $(PARALLEL) --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
-	$(BIN)/python $(PYTEST) $(PARALLEL) $(MEASURED)
+	$(BIN)/coverage run $(PYTEST) $(PARALLEL) $(addprefix --ignore ,$(MEASURED))
 	$(BIN)/coverage combine --quiet
 	@rm -f .coverage.*  # left by killed processes
 	$(BIN)/coverage report

@@ -112,11 +112,10 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
     for shared, group in groupby(sorted(shared_tools, key=_sharing_key), key=_sharing_key):
         members = list(group)
         limits = _limits_of_entry(members[0][0])
-        toolset: Toolset = NativeToolset([tool for _, tool in members])
-        if members[0][0].prefix:
-            toolset = add_prefix(toolset, members[0][0].prefix)
-        limited = LimitedToolset(toolset, limits, store=store)
-        yield Source(_source_key(shared, *(entry for entry, _ in members)), limited, admit=None)
+        native = NativeToolset([tool for _, tool in members])
+        prefixed = add_prefix(native, members[0][0].prefix) if members[0][0].prefix else native
+        limited = LimitedToolset(prefixed, limits, store=store)
+        yield Source(_source_key(shared, *(entry for entry, _ in members)), limited, native, admit=None)
     for box in config.sandbox_tools:
         yield _build_sandbox_source(box, services, store)
     for server in config.servers.values():

@@ -20,7 +20,7 @@ from gateway.config.models import Limits
 from gateway.media.media_filter import MediaFilter, MediaStore
 from gateway.toolset import RenamedToolset, Session, SessionWrapper, Toolset, ToolsetWrapper
 from gateway.truncate import make_truncator
-from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec, with_times
 
 FIRST_RETRY_DELAY_S = 0.05
 """Delay before the first retry; doubled for each further one."""
@@ -105,13 +105,13 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        return self._failures >= self._max_failures and anyio.current_time() < self._open_until
+        return self._failures >= self._max_failures and monotonic() < self._open_until
 
     def admit(self) -> bool:
         """Whether a call may go through. After the pause, one call may; the breaker stays open until it succeeds."""
         if self._failures < self._max_failures:
             return True
-        now = anyio.current_time()
+        now = monotonic()
         if now < self._open_until:
             return False
         self._open_until = now + self._pause_s
@@ -122,10 +122,10 @@ class CircuitBreaker:
         if not outcome.is_infrastructure:
             self._failures = 0
         elif outcome is not Outcome.CANCELLED and started_at >= self._failed_at:
-            self._failed_at = anyio.current_time()
+            self._failed_at = monotonic()
             self._failures += 1
             if self._failures >= self._max_failures:
-                self._open_until = anyio.current_time() + self._pause_s
+                self._open_until = monotonic() + self._pause_s
 
 
 class ToolLimiter:
@@ -234,7 +234,7 @@ class _LimitedSession(SessionWrapper):
                         if breaker is None:
                             result = await self._session.call(call, context)
                         elif breaker.admit():
-                            sent_at = anyio.current_time()
+                            sent_at = monotonic()
                             result = await self._session.call(call, context)
                             breaker.record(result.outcome, sent_at)
                         else:
@@ -273,4 +273,4 @@ def unavailable_result(reason: str) -> ToolResult:
 def _with_queue_time(result: ToolResult, queue_s: float, attempts: int) -> ToolResult:
     if attempts > 1:
         result = replace(result, attempts=attempts)
-    return replace(result, timing={**result.timing, "queue": queue_s}) if queue_s > 0.0005 or result.timing else result
+    return with_times(result, {**result.timing, "queue": queue_s}) if queue_s > 0.0005 or result.timing else result

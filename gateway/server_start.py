@@ -55,7 +55,7 @@ class ServerStart:
     @property
     def names(self) -> list[str]:
         """The servers that are starting, in alphabetical order."""
-        return sorted(self._starting.values())
+        return sorted(self._starting.values()) if self._starting else []
 
     def begin(self) -> None:
         """Starts the time in which listings wait."""

@@ -21,7 +21,19 @@ from gateway.session_protocols import AnySession as AnySession
 from gateway.session_protocols import Reward as Reward
 from gateway.tool_table import OfferedTool, Source, ToolTable, select_tools
 from gateway.toolset import NO_SUCH_TOOL, PLANTED, Session, hash_session_state, unknown_tool_result
-from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import (
+    DEFAULT_CONTEXT,
+    EMPTY,
+    Context,
+    Feedback,
+    Outcome,
+    Task,
+    Text,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    with_times,
+)
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +113,9 @@ class GatewaySession:
         self._is_abandoned = False
         self._grading: anyio.CancelScope | None = None
         """What a source that takes long for its rewards runs in."""
+        self._is_released = False
         self._done_closing: anyio.Event | None = None
+        """Set when everything is released, where another task waits for that."""
         self._call_ended: anyio.Event | None = None
         """Set when a call ends, while the closing session waits for that."""
         self._asking: anyio.Lock | None = None
@@ -184,7 +198,7 @@ class GatewaySession:
             finally:
                 call_began.reset(token)
                 self._end_call(scope)
-                result = replace(result, elapsed_s=time.monotonic() - began_at)
+                result = with_times(result, result.timing, time.monotonic() - began_at)
                 self._record_result(call, tool, result)
         return result
 
@@ -320,10 +334,11 @@ class GatewaySession:
             self._is_abandoned = True
             if self._grading is not None:
                 self._grading.cancel()
-        if self._done_closing is not None:
-            await self._done_closing.wait()
+        if self.closed:
+            if not self._is_released:
+                self._done_closing = self._done_closing or anyio.Event()
+                await self._done_closing.wait()
             return
-        self._done_closing = anyio.Event()
         self.closed = True
         for scope in list(self._scopes):
             scope.cancel()
@@ -333,7 +348,9 @@ class GatewaySession:
         are_collected = await self._closing_step("no final rewards", rewards_s, self.finish)
         self.has_rewards &= are_collected  # which the step may have cleared
         await self._closing_step("not everything was released", RELEASE_TIMEOUT_S, self.stack.aclose)
-        self._done_closing.set()
+        self._is_released = True
+        if self._done_closing is not None:
+            self._done_closing.set()
 
     async def _closing_step(self, failure: str, within_s: float, step: Callable[[], Awaitable[object]]) -> bool:
         """Runs one step of closing; logs a failure or timeout, so that the next one runs. Whether it was done."""

@@ -88,13 +88,13 @@ class UserCode:
     __slots__ = ("_function", "_notes")
 
     def __init__(self, function: object) -> None:
-        """`function` is what is called, whose name a journal notes; None if there are other blocks inside."""
+        """`function` is what is called, whose name a journal notes, or that name; None if there are blocks inside."""
         self._function = function
         self._notes: list[tuple[Journal, int]] = []
 
     def __enter__(self) -> Self:
         if _journals and self._function is not None:
-            name = user_code_name(self._function)
+            name = self._function if isinstance(self._function, str) else user_code_name(self._function)
             if name.startswith(OWN_PACKAGES):
                 return self
             noted = [(journal, journal.begin(name)) for journal in list(_journals)]

@@ -173,10 +173,10 @@ def result_to_json(call: ToolCall, result: ToolResult) -> dict[str, Any]:
         "elapsed_s": result.elapsed_s,
         "attempts": result.attempts,
         "structured": to_plain(result.structured),
-        "metrics": to_plain(result.metrics),
+        "metrics": to_plain(result.metrics) if result.metrics else {},
         "reason": result.reason,
         "timing": dict(result.timing),
-        "meta": to_plain(result.meta),
+        "meta": to_plain(result.meta) if result.meta else {},
     }
 
 

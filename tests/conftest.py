@@ -18,6 +18,7 @@ from textwrap import dedent
 from types import ModuleType
 
 import pytest
+from coverage import Coverage
 from hypothesis import settings
 
 from tests import forked_python
@@ -64,8 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish() -> None:
     """Saves what was measured: pytest-xdist kills processes that take more than seconds to end, with what they have."""
-    coverage = sys.modules.get("coverage")
-    measuring = coverage.Coverage.current() if coverage else None
+    measuring = Coverage.current()
     if measuring is not None:
         measuring.save()
 

@@ -101,7 +101,7 @@ class ForkedPopen(Popen):  # type: ignore[type-arg]
         stdin, stdout, stderr = pipes[0], pipes[3], pipes[5]
         request = {
             "argv": words[1:], "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env),
-            "coverage": COVERAGE if Coverage.current() else {},  # not while `MeasuredTests` pauses it
+            "coverage": COVERAGE if Coverage.current() else {},  # not while it pauses
         }  # fmt: skip
         self._server = fork_server(os.getpid())
         with open(os.devnull, "rb") as null:

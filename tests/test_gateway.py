@@ -12,26 +12,11 @@ from gateway.config.models import Limits
 from gateway.errors import SessionError
 from gateway.gateway import Gateway
 from gateway.limits import LimitedToolset
-from gateway.native.function import FunctionTool, SessionContext
+from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall
-
-
-async def add(a: int, b: int = 0) -> int:
-    """Adds two numbers.
-
-    Args:
-        a: the first
-        b: the second
-    """
-    return a + b
-
-
-def remember(word: str, session: SessionContext) -> list[str]:
-    """Remembers a word during the rollout."""
-    session.state.setdefault("words", []).append(word)
-    return list(session.state["words"])
+from tests.toolset_conformance.sample_tools import add, remember
 
 
 async def hang() -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import anyio
+import psutil
 
 PATIENCE_S = 60.0
 """Limit on what should simply work. It is no measurement: a machine may stand still for seconds at any place."""
@@ -20,6 +21,14 @@ async def wait_until(holds: Callable[[], object], within_s: float = PATIENCE_S) 
     with anyio.fail_after(within_s):
         while not holds():  # noqa: ASYNC110 - there is no event to wait for
             await anyio.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: one that nobody waited for may stay as a zombie."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass

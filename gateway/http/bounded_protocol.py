@@ -137,7 +137,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_body_cycle = False
         """Whether `cycle` is that of the body which is being read."""
         self._messages = 0
-        self._head_bytes, self._fields, self._fields_bytes = 0, 0, 0
+        self._piece_bytes, self._head_bytes = 0, 0
         self._wire_bytes, self._body_bytes, self._body_started_at = 0, 0, 0.0
         self._timer: Any = None
         self._unread_timer: Any = None
@@ -173,7 +173,7 @@ class BoundedProtocol(HttpToolsProtocol):
             data = data[size:]
 
     def _receive_piece(self, piece: bytes) -> None:
-        was_in_head, messages = self._in_head, self._messages
+        was_in_head, messages, self._piece_bytes = self._in_head, self._messages, len(piece)
         super().data_received(piece)
         if self._refused or self.transport.is_closing():
             return
@@ -265,36 +265,32 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._has_started = True
-        self._fields = self._fields_bytes = 0
         super().on_message_begin()
 
-    def on_url(self, url: bytes) -> None:
-        self._fields_bytes += len(url)
-        super().on_url(url)
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:
-            return  # a trailer: nothing reads it, and it must not pass for a header
-        self._fields += 1
-        self._fields_bytes += len(name) + len(value) + 4
-        if self._fields <= self.settings.head_fields:
+        # Nothing reads a trailer, and it must not pass for a header.
+        if self._in_head and len(self.headers) <= self.settings.head_fields:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        is_small = self._head_bytes + self._piece_bytes <= self.settings.head_bytes
         self._in_head, self._has_started = False, False
         self._head_bytes = self._wire_bytes = self._body_bytes = 0
         self.open_heads.discard(self)
-        limits = self.settings
         if self._refused:
             return
-        if self._fields > limits.head_fields or self._fields_bytes > limits.head_bytes:
-            self._refuse(_head_too_large(limits))
+        if len(self.headers) > self.settings.head_fields or not (is_small or self._is_head_small()):
+            self._refuse(_head_too_large(self.settings))
         elif len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(Problem(400, "invalid_request", f"More than {MAX_PIPELINED} requests are pipelined."))
         else:
             super().on_headers_complete()
             self.cycle.__class__ = _Cycle  # uvicorn names its own class
             self._has_body_cycle = True
+
+    def _is_head_small(self) -> bool:
+        fields = sum(len(name) + len(value) + 4 for name, value in self.headers)
+        return len(self.url) + fields <= self.settings.head_bytes
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from time import monotonic
 from typing import Any, cast
 
 import anyio
@@ -38,7 +39,6 @@ from gateway.mcp_client.server_requests import answer_server_request, give_input
 from gateway.mcp_client.subscriptions import Subscriptions
 from gateway.mcp_client.tasks import await_task
 from gateway.mcp_client.transport import Transport
-from gateway.sandbox.confined_process import answer_time_s
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome
 
 OnNotification = Callable[["Connection", str, Mapping[str, Any]], None]
@@ -169,18 +169,13 @@ class Connection:
         self._has_sent_calls = self._has_sent_calls or method == "tools/call"
         pending = PendingRequest(context, cuts=self._cuts)
         if (time := call_time.get()) is not None:
-            time.explain_silence = partial(self._dispatcher.explain_silence, anyio.current_time())
+            time.explain_silence = partial(self._dispatcher.explain_silence, monotonic())
         token = current_request.set(pending)
         self.pending.add(pending)
-        # In a sandbox it has a little less time than the call, so that a late answer is told.
-        deadline = nullcontext() if self.transport.sandbox is None else anyio.move_on_after(answer_time_s())
-        result = None
+        sandbox, result = self.transport.sandbox, None
+        late_answers = nullcontext() if sandbox is None else self.late_answers.request(pending, sandbox)
         try:
-            with (
-                self.late_answers.request(pending, self.transport.sandbox),
-                deadline,
-                self.health.watch_request(pending, self._dispatcher),
-            ):
+            with late_answers, self.health.watch_request(pending, self._dispatcher):
                 result = await self._dispatcher.send_raw_request(method, prepared, options)
             if result is None:
                 raise self.late_answers.late_error(pending)

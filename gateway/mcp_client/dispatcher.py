@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from itertools import count
+from time import monotonic
 from typing import Any, Protocol
 
 import anyio
@@ -31,7 +32,7 @@ from mcp_types import (
 )
 from opentelemetry.propagate import inject
 
-from gateway.mcp_client.messages import error_response
+from gateway.mcp_client.messages import build_message, error_response
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Dispatcher:
 
     def note_unreadable(self, problem: str) -> None:
         """Notes output that was meant as a message, and cannot be one: the server is not silent."""
-        self.unreadable, self.unreadable_at = problem, anyio.current_time()
+        self.unreadable, self.unreadable_at = problem, monotonic()
         self.on_unreadable()
 
     def explain_silence(self, since: float) -> str:
@@ -238,4 +239,4 @@ def _build_request(
     if meta:
         own_params["_meta"] = meta
     fields: dict[str, Any] = {"params": own_params} if own_params else {}
-    return JSONRPCRequest.model_construct(jsonrpc="2.0", id=request_id, method=method, **fields)
+    return build_message(JSONRPCRequest, id=request_id, method=method, **fields)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
-import anyio
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR
 
@@ -93,11 +93,11 @@ def credentials_awaited() -> Iterator[None]:
     if (pending := current_request.get()) is None:
         yield
         return
-    pending.credentials_wanted_at = anyio.current_time()
+    pending.credentials_wanted_at = monotonic()
     try:
         yield
     finally:
-        pending.credentials_s = pending.credentials_wait_s(anyio.current_time())
+        pending.credentials_s = pending.credentials_wait_s(monotonic())
         pending.credentials_wanted_at = None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from time import monotonic
 from types import TracebackType
 from typing import Protocol
 
@@ -53,7 +54,7 @@ class ConnectionHealth:
     def __init__(self, config: Server, cuts: Counter[str]) -> None:
         """`cuts` counts floods by reason."""
         self._config, self._cuts = config, cuts
-        self.heard_at = anyio.current_time()
+        self.heard_at = monotonic()
         """When the last message came from the server."""
         self.timeouts = 0
         """Calls that timed out since the last answer; of calls at the same time, one counts."""
@@ -67,7 +68,7 @@ class ConnectionHealth:
 
     def hear(self) -> None:
         """Records that a message came."""
-        self.heard_at, self.doubt = anyio.current_time(), None
+        self.heard_at, self.doubt = monotonic(), None
         self._news.set()
 
     def watch_request(self, pending: PendingRequest, dispatcher: Dispatcher) -> _WatchedRequest:
@@ -80,7 +81,7 @@ class ConnectionHealth:
 
     def record_timeout(self, started_at: float) -> None:
         if started_at >= self._counted_at:
-            self._counted_at = anyio.current_time()
+            self._counted_at = monotonic()
             self.timeouts += 1
         self._check_wanted.set()
 
@@ -105,7 +106,7 @@ class ConnectionHealth:
             return f"{self.timeouts} calls in a row were not answered in time"
         if after_timeout:
             doubt = "a call was not answered in time"
-        elif connection.pending or anyio.current_time() - self.heard_at < self._config.ping_s:
+        elif connection.pending or monotonic() - self.heard_at < self._config.ping_s:
             return None
         else:
             doubt = f"nothing came from it for {self._config.ping_s:g} s"
@@ -116,7 +117,7 @@ class ConnectionHealth:
 
     async def _ping(self, connection: WatchedConnection, dispatcher: Dispatcher) -> str | None:
         """Why no answer came, or None if anything was heard."""
-        asked_at, busy = anyio.current_time(), set(connection.pending)
+        asked_at, busy = monotonic(), set(connection.pending)
         asked = {method: PendingRequest(DEFAULT_CONTEXT, cuts=self._cuts) for method in self._questions(connection)}
         failures: list[str] = []
 
@@ -129,7 +130,7 @@ class ConnectionHealth:
             for method in asked:
                 tasks.start_soon(ask, method)
             while not failures and self.heard_at <= asked_at:
-                self._news, now = anyio.Event(), anyio.current_time()
+                self._news, now = anyio.Event(), monotonic()
                 # Credentials that are slow to come are not the server's silence.
                 deadline = asked_at + self._config.ping_timeout_s
                 deadline += min(pending.credentials_wait_s(now) for pending in asked.values())
@@ -178,7 +179,7 @@ class _WatchedRequest:
 
     def __init__(self, health: ConnectionHealth, pending: PendingRequest, dispatcher: Dispatcher) -> None:
         self._health, self._pending, self._dispatcher = health, pending, dispatcher
-        self._started_at, self._deadline = anyio.current_time(), anyio.current_effective_deadline()
+        self._started_at, self._deadline = monotonic(), anyio.current_effective_deadline()
 
     def __enter__(self) -> None:
         return

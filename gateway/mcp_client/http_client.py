@@ -72,14 +72,22 @@ class PooledTransport(httpx2.AsyncBaseTransport):
         return None
 
     async def _release(self, origin: Origin, connection: HttpConnection) -> None:
-        """Returns a connection, and closes the oldest idle one if it has expired or there are too many."""
+        """Returns a connection, and closes the oldest idle one if there are too many."""
         if self._is_closed or not connection.note_idle():
             await connection.disconnect()
             return
         idle = self._idle.setdefault(origin, deque())
         idle.append(connection)
-        if len(idle) > _MAX_IDLE or (idle[0] is not connection and idle[0].has_expired(_KEEPALIVE_S)):
+        if len(idle) > _MAX_IDLE:
             await idle.popleft().disconnect()
+
+    async def close_expired(self) -> None:
+        """Closes idle connections that have expired: their origin may never be used again."""
+        for origin, idle in list(self._idle.items()):
+            while idle and idle[0].has_expired(_KEEPALIVE_S):
+                await idle.popleft().disconnect()
+            if not idle:
+                self._idle.pop(origin, None)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -179,6 +187,13 @@ class HttpClients:
                 context = await to_thread.run_sync(access.build_context) if is_secure else plain
                 self._clients[access, is_secure] = PooledTransport(context, access.proxy)
             return self._clients[access, is_secure]
+
+    async def close_expired(self) -> None:
+        """Closes idle connections that have expired, again and again."""
+        while True:
+            await anyio.sleep(_KEEPALIVE_S)
+            for client in list(self._clients.values()):
+                await client.close_expired()
 
     async def aclose(self) -> None:
         clients, self._clients = self._clients, {}

@@ -11,8 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import anyio
+
 from gateway.limits import FAIR_SHARE, count_tool_time
 from gateway.mcp_client.errors import PendingRequest, UpstreamError
+from gateway.sandbox.confined_process import answer_time_s
 from gateway.sandbox.outside_waits import OutsideWaits
 from gateway.sandbox.sandboxed_command import SandboxedCommand
 from gateway.types import Outcome
@@ -30,11 +33,15 @@ class LateAnswers:
         self._was_excused = False
 
     @contextmanager
-    def request(self, pending: PendingRequest, sandbox: SandboxedCommand | None) -> Iterator[None]:
-        """A block that sends a request and waits for its answer: the server has that time of the call."""
+    def request(self, pending: PendingRequest, sandbox: SandboxedCommand) -> Iterator[None]:
+        """A block that sends a request and waits for its answer: the server has that time of the call.
+
+        It has a little less time than the call, so that a late answer is told.
+        """
         self._sandbox, self._was_excused, pending.began_at = sandbox, False, time.monotonic()
         try:
-            yield
+            with anyio.move_on_after(answer_time_s()):
+                yield
         finally:
             pending.had_fair_share = self._count(pending.began_at)
 

@@ -25,9 +25,20 @@ from gateway.mcp_client.server_requests import with_answers
 from gateway.native.base import OpenAIFunctionToolSchema
 from gateway.native.thread_pool import ThreadPool
 from gateway.sandbox.network_refusals import add_refusals
+from gateway.schema import parse_arguments
 from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import unknown_tool_result
-from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import (
+    DEFAULT_CONTEXT,
+    EMPTY,
+    Context,
+    Outcome,
+    Text,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    with_times,
+)
 
 if TYPE_CHECKING:
     from gateway.mcp_client.mcp_toolset import McpToolset
@@ -140,7 +151,7 @@ class McpSession:
         spec = self._toolset.listing.by_name.get(call.name)
         if spec is None:
             return unknown_tool_result(call.name, self.specs)
-        arguments = _parse_arguments(call.arguments)
+        arguments = _check_arguments(call.arguments)
         if isinstance(arguments, str):
             return ToolResult((Text(arguments),), Outcome.INVALID, reason="unusable arguments")
         started = connected = perf_counter()
@@ -171,7 +182,7 @@ class McpSession:
             result = replace(result, parts=(*result.parts, _STATE_LOST), metrics={**result.metrics, "state_lost": 1})
         if (sandbox := connection.transport.sandbox) is not None:
             result = add_refusals(result, sandbox.take_refusals())
-        return replace(result, timing=timing)
+        return with_times(result, timing)
 
     async def _get_connection(self) -> Connection:
         connection = await (
@@ -206,10 +217,10 @@ def _keeps_state(connection: Connection) -> bool:
     return connection.transport.name == "stdio" or not connection.protocol.is_modern
 
 
-def _parse_arguments(text: str) -> dict[str, Any] | str:
+def _check_arguments(text: str) -> dict[str, Any] | str:
     """The arguments, or what is wrong with them: text that JSON cannot carry would break a shared connection."""
     try:
-        arguments = json.loads(text or "{}")
+        arguments = parse_arguments(text)
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         return "The arguments contain half of a character (a lone surrogate). Write whole characters."

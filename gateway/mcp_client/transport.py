@@ -42,6 +42,9 @@ class Services:
         self.child_slots = anyio.Semaphore(self.max_children)
 
     async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self.http_clients.close_expired)
         return self
 
     async def __aexit__(
@@ -49,6 +52,8 @@ class Services:
     ) -> None:
         await self.reaper.stop()
         await self.http_clients.aclose()
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
 
 
 TransportName = Literal["stdio", "sse", "streamable-http"]

@@ -75,7 +75,8 @@ def _result_meta(result: ToolResult) -> dict[str, Any]:
         f"{META_PREFIX}done": result.done or None,
         f"{META_PREFIX}metrics": to_plain(result.metrics) if result.metrics else None,
     }
-    return upstream_meta(to_plain(result.meta)) | {key: value for key, value in fields.items() if value is not None}
+    own = upstream_meta(to_plain(result.meta)) if result.meta else {}
+    return own | {key: value for key, value in fields.items() if value is not None}
 
 
 def upstream_meta(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,6 @@ class PlainCalls:
         self.disconnects = DisconnectWatcher()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`scope` has stripped headers."""
         if not _may_be_plain(scope):
             return await self._sdk_app(scope, receive, send)
         message = await receive()

@@ -44,8 +44,8 @@ def build_mcp_app(
     )
     server.middleware.append(hold_id)
     clients = ConnectedClients(StreamableHTTPASGIApp(manager), body_bytes)
-    calls = PlainCalls(server, clients)
-    return HeaderStripper(calls), _run(manager, clients, calls)
+    calls = PlainCalls(server, HeaderStripper(clients))
+    return calls, _run(manager, clients, calls)
 
 
 @asynccontextmanager

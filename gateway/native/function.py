@@ -14,6 +14,7 @@ import typing_extensions
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 
 from gateway.types import DEFAULT_CONTEXT, Context, Hints, ToolSpec
+from gateway.user_code import user_code_name
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class FunctionTool:
         unwrapped = inspect.unwrap(function)
         if inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(unwrapped):
             raise TypeError("it is a generator function (`yield`), which makes no result: return a list of its items")
+        self.code_name = user_code_name(function)
         self.is_async = inspect.iscoroutinefunction(unwrapped)
         doc = docstring_parser.parse(inspect.getdoc(function) or "")
         descriptions = {param.arg_name: param.description or "" for param in doc.params}
@@ -78,8 +80,8 @@ class FunctionTool:
             bound = self._model.model_validate(arguments)
         except ValidationError as error:
             raise ValueError(_format_validation_error(error)) from error
-        extra = bound.model_extra or {}
-        return {name: getattr(bound, name) for name in bound.model_fields_set if name not in extra} | extra
+        values = {**bound.__dict__, **(bound.model_extra or {})}
+        return {name: values[name] for name in bound.model_fields_set}
 
 
 def _build_arguments_model(

@@ -71,6 +71,8 @@ class NativeToolset:
     def __init__(self, tools: Sequence[NativeTool]) -> None:
         self.tools = {tool.spec.name: tool for tool in tools}
         self.specs: Sequence[ToolSpec] = tuple(tool.spec for tool in tools)
+        self.on_change: list[Callable[[], None]] = []
+        """What is to be called when the list of tools has changed, which it never does."""
         self.threads = ThreadPool()
         self.processes: dict[str, ProcessPool] = {
             name: ProcessPool(tool.process, name)
@@ -180,7 +182,7 @@ class _NativeSession:
         if tool.context_parameter is not None:
             kwargs[tool.context_parameter] = self._session_context(context)
         if tool.is_async:
-            with UserCode(tool.function):
+            with UserCode(tool.code_name):
                 value = await await_user_code(tool.function(**kwargs))
             return await self._to_result(value)
         return await self._to_result(await self._toolset.threads.run(tool.function, **kwargs))

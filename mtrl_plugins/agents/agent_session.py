@@ -17,6 +17,7 @@ import anyio
 from anyio import to_thread
 
 from gateway.session import AnySession
+from gateway.types import EMPTY
 from mtrl_plugins.agents.requests import (
     FinishReason,
     MessageCache,
@@ -32,7 +33,7 @@ from mtrl_plugins.agents.settings import AgentSettings
 from mtrl_plugins.agents.turn_stream import TurnListener, TurnStream
 from mtrl_plugins.agents.turn_tree import Continuation, LedgerPrefixes, PolicyTurn, TurnTree, tools_key
 from trainer.engine.base import EngineError, Generation, OnIds, Sampling
-from trainer.ledger import Author, Entry, Ledger, Message
+from trainer.ledger import OFFERED, Author, Entry, Ledger, Message
 from trainer.parse.base import Reply
 from trainer.rollout.ledger_builder import make_policy_entry
 from trainer.rollout.loop import RolloutRunner, Slot, add_instructions, find_offered, first_unrouted
@@ -159,13 +160,14 @@ def _render(
     template: Template, parent: PolicyTurn | None, layout: MediaLayout, tools: Sequence[Mapping[str, Any]]
 ) -> Entry:
     """The entry before the policy's turn: a whole prompt, or what follows the turn before."""
+    info: Mapping[str, Any] = EMPTY
     if parent is None:
-        ids, author = template.encode_prompt(layout.messages, tools), Author.TASK
+        ids, author, info = template.encode_prompt(layout.messages, tools), Author.TASK, {OFFERED: [*tools]}
     else:
         calls = parent.message.get("tool_calls") or ()
         ids = template.encode_tail(layout.messages, ended=parent.ended, calls=calls)
         author = Author.TOOL if layout.messages[0]["role"] == "tool" else Author.FEEDBACK
-    return template.attach_media(layout, Entry(author, ids, parts=layout.media, source="agent"))
+    return template.attach_media(layout, Entry(author, ids, parts=layout.media, source="agent", info=info))
 
 
 def cut_stop_string(

@@ -63,6 +63,7 @@ class HarborToolset:
         self._locks = defaultdict[tuple[str, ...], anyio.Lock](anyio.Lock)
 
     async def __aenter__(self) -> Self:
+        await self._services.__aenter__()
         self._tasks = await anyio.create_task_group().__aenter__()
         return self
 

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import base64
-import io
 from typing import Any
 
 import pytest
-from PIL import Image as Pillow
 
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.types import Feedback, Image, Outcome, Task, Text
 from tests.feedback.interactions import Recorder, make_chat
-
-
-def png() -> bytes:
-    out = io.BytesIO()
-    Pillow.new("RGB", (2, 2), "red").save(out, format="PNG")
-    return out.getvalue()
+from tests.sample_images import png
 
 
 async def get_feedback(value: Any) -> Feedback:

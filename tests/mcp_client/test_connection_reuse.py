@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,8 +13,10 @@ import httpx2
 import pytest
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
+from gateway.config.models import Server
 from gateway.mcp_client.http_client import PooledTransport, send_request, send_within_origin
 from gateway.mcp_client.http_connection import HttpConnection
+from gateway.mcp_client.transport import Services
 from tests.mcp_client.test_http_access import Certificates
 from tests.waiting import PATIENCE_S
 
@@ -26,6 +28,8 @@ class CountingServer:
 
     def __init__(self) -> None:
         self.streams: list[SocketStream] = []
+        self.closed = anyio.Event()
+        """Set when a client closes its connection."""
         self.url = ""
         self.request_count = 0
         self.heads: list[bytes] = []
@@ -45,7 +49,7 @@ class CountingServer:
                     if not self.answer.endswith((b"ok", b"\n")) or self.answer.endswith(b"\0"):
                         return
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return
+                self.closed.set()
 
 
 @asynccontextmanager
@@ -79,6 +83,16 @@ async def test_concurrent_requests_use_own_connections_and_return_them() -> None
                 server.release.set()
             server.release = anyio.Event()
         assert len(server.streams) == 4
+
+
+async def test_idle_connection_of_an_origin_that_is_never_used_again_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.mcp_client.http_client._KEEPALIVE_S", 0.01)
+    async with connect_to_server() as (server, _), Services() as services:
+        transport = await services.http_clients.for_server(Server(url=server.url))(server.url)
+        request = send_request(transport, "GET", httpx2.URL(server.url), {}, None)
+        async with aclosing(await request) as response:
+            assert await response.aread() == b"ok"
+        await server.closed.wait()
 
 
 async def test_connection_closed_by_the_server_is_not_reused() -> None:

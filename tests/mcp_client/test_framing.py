@@ -69,6 +69,7 @@ def test_event_size_is_bounded_over_all_its_lines() -> None:
         ('{"jsonrpc":"2.0","method":"notifications/x"}', JSONRPCNotification),
         ('{"jsonrpc":"2.0","id":"a","result":{}}', JSONRPCResponse),
         ('{"id":1,"result":{}}', JSONRPCResponse),
+        (r'{"id":1,"result":{"\ud800":1}}', JSONRPCResponse),
         ('{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"m"}}', JSONRPCError),
         ('{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}', JSONRPCError),
         ('{"jsonrpc":"2.0","id":1,"result":[1]}', JSONRPCError),

@@ -16,7 +16,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from gateway.process.reaper import Reaper
 from gateway.types import Task, ToolCall
 from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]
 GATEWAY_SCRIPT = """
@@ -99,10 +99,3 @@ async def test_killed_reaper_process_is_replaced_and_still_guards_registered_gro
     with anyio.fail_after(PATIENCE_S):
         assert await sleeper.wait() == -signal.SIGKILL
     await sleeper.aclose()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

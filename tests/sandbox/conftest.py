@@ -37,6 +37,14 @@ async def open_session(settings: SandboxSettings = SMALL) -> AsyncIterator[Sessi
             await reaper.stop()
 
 
+@pytest.fixture
+async def provider() -> AsyncIterator[BubblewrapProvider]:
+    reaper = Reaper()
+    yield BubblewrapProvider(reaper)
+    with anyio.CancelScope(shield=True):
+        await reaper.stop()
+
+
 def find_bubblewraps(parent: int) -> list[int]:
     """The outer processes of sandboxes of a gateway."""
     children = Path(f"/proc/{parent}/task").glob("*/children")

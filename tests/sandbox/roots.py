@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.sandbox.provider import Sandbox
 from gateway.sandbox.roots import add_root
 
 ROOT = "busybox"
@@ -92,3 +93,10 @@ def save(archive: Path, layers: Sequence[bytes], kind: str = "docker", **about: 
     packed = {**blobs, **{name: json.dumps(value).encode() for name, value in files.items()}}
     archive.write_bytes(make_layer([*packed.items()]))
     return archive
+
+
+async def shell(box: Sandbox, command: str) -> str:
+    """What a command prints inside a box."""
+    done = await box.run(("sh", "-c", f"({command}) 2>&1"), b"", 20.0)
+    assert not done.stopped, done
+    return done.stdout.strip()

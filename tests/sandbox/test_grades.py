@@ -65,14 +65,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-async def provider() -> AsyncIterator[BubblewrapProvider]:
-    reaper = Reaper()
-    yield BubblewrapProvider(reaper)
-    with anyio.CancelScope(shield=True):
-        await reaper.stop()
-
-
-@pytest.fixture
 def tests(tmp_path: Path) -> Path:
     folder = tmp_path / "tests"
     folder.mkdir()

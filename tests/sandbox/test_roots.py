@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -21,18 +20,17 @@ from typer.testing import CliRunner
 from gateway.build import build_plan
 from gateway.cli import app
 from gateway.errors import ConfigError, Unavailable
-from gateway.process.reaper import Reaper
 from gateway.sandbox import bubblewrap
 from gateway.sandbox.bubblewrap import Confined
 from gateway.sandbox.confined_process import SandboxEnded
-from gateway.sandbox.provider import BubblewrapProvider, Sandbox
+from gateway.sandbox.provider import BubblewrapProvider
 from gateway.sandbox.root_interpreter import PLACE, interpreter_files
 from gateway.sandbox.roots import add_root, find_root, list_roots, remove_root, roots_folder
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.state.state_hash import hash_state
 from gateway.types import Outcome, Task, ToolCall
-from tests.sandbox.roots import export, make_layer, make_link, make_root, make_tree, save
+from tests.sandbox.roots import export, make_layer, make_link, make_root, make_tree, save, shell
 
 LIMITS = {"memory_mb": 192, "processes": 40, "disk_mb": 16, "files": 500}
 
@@ -42,22 +40,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return make_root(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-async def provider() -> AsyncIterator[BubblewrapProvider]:
-    reaper = Reaper()
-    yield BubblewrapProvider(reaper)
-    with anyio.CancelScope(shield=True):
-        await reaper.stop()
-
-
 def limited(root: str, **settings: object) -> SandboxSettings:
     return SandboxSettings.model_validate({**LIMITS, "root": root, **settings})
-
-
-async def shell(box: Sandbox, command: str) -> str:
-    done = await box.run(("sh", "-c", f"({command}) 2>&1"), b"", 20.0)
-    assert not done.stopped, done
-    return done.stdout.strip()
 
 
 async def test_tools_work_in_a_root_that_has_no_python_and_leave_it_as_it_is(

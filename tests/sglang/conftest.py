@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tests.waiting import is_alive
 from trainer.engine.base import AdapterShape
 from trainer.engine.sglang.http_client import SGLangClient
 from trainer.engine.sglang.server_process import ServerOptions, ServerProcess
@@ -111,14 +112,7 @@ class Lent(ServerProcess):
 
 def group_of(leader: int | None) -> list[int]:
     """All that a server started, itself included."""
-    return [pid for pid in psutil.pids() if alive(pid) and os.getpgid(pid) == leader]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return [pid for pid in psutil.pids() if is_alive(pid) and os.getpgid(pid) == leader]
 
 
 def _told(line: str) -> None:

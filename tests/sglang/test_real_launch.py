@@ -15,8 +15,8 @@ import httpx2
 import psutil
 import pytest
 
-from tests.sglang.conftest import CONTEXT, OPTIONS, alive, group_of
-from tests.waiting import wait_until
+from tests.sglang.conftest import CONTEXT, OPTIONS, group_of
+from tests.waiting import is_alive, wait_until
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.server_process import ServerProcess, find_python
 
@@ -77,7 +77,7 @@ async def test_trainer_killed_during_server_start_leaves_no_process(model: Path,
     finally:
         trainer.kill()
         await trainer.wait()
-    await wait_until(lambda: not any(alive(pid) for pid in processes), within_s=30)
+    await wait_until(lambda: not any(is_alive(pid) for pid in processes), within_s=30)
 
 
 async def test_unreadable_model_is_reported_with_sglangs_message(tmp_path: Path) -> None:

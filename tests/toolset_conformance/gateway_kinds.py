@@ -51,7 +51,8 @@ async def behind_another_gateway(make: MakeSources) -> AsyncIterator[AnyGateway]
 @asynccontextmanager
 async def over_mcp(make: MakeSources) -> AsyncIterator[AnyGateway]:
     """A gateway whose only source is another gateway, reached as an MCP server."""
-    async with live_server_async(lambda: Gateway(make())) as server, Services() as services:
+    services = Services()
+    async with live_server_async(lambda: Gateway(make())) as server:
         leaf = McpToolset("front", Server(url=f"{server.url}/mcp"), services=services)
         async with Gateway([Source("mcp", leaf, leaf, trusted=False)], services=services) as gateway:
             yield gateway

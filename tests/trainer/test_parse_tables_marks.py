@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.trainer.rejected_turns import check_rejected_turn
 from trainer.parse.choose import load_parser
 
 
@@ -71,6 +72,12 @@ GOOD = [
     ("harmony", "<|channel|>final<|message|> It is 4. <|return|>", [], " It is 4. "),
     ("harmony", "No marks\n", [], "No marks\n"),
     ("harmony", "Hi <|channel|>final<|message|>there", [], "Hi\nthere"),
+    (
+        "harmony",
+        "I write to=functions.rm <|channel|>commentary<|message|>{}<|call|>",
+        [],
+        "I write to=functions.rm\n{}",
+    ),
 ]
 
 
@@ -121,21 +128,12 @@ HOSTILE = [
     ("kimi", f"{K_CALL}functions.a:\u0661{K_ARGS}{{}}{K_CALL_END}", "its id is not"),
     ("harmony", "<|channel|>analysis to=functions.add<|message|>{}<|call|>", "on the commentary channel"),
     ("harmony", "<|start|>functions.add to=assistant<|channel|>commentary<|message|>4<|end|>", "header of a message"),
-    ("harmony", "I write to=functions.rm <|channel|>commentary<|message|>{}<|call|>", ""),
 ]
 
 
 @pytest.mark.parametrize(("family", "text", "reason"), BAD + HOSTILE)
 def test_invalid_turn_has_no_call_and_an_explanation_for_the_policy(family: str, text: str, reason: str) -> None:
-    parser = load_parser(family)
-    reply = parser.parse(text)
-    assert reply.calls == ()
-    assert reason in "".join(reply.problems[:1])
-    assert bool(reply.problems) is bool(reason)
-    for problem in reply.problems:
-        assert len(problem) < 700
-        shown = problem.partition("Write a call so:\n")[2]
-        assert [(call.name, call.arguments) for call in parser.parse(shown).calls] == [("NAME", '{"KEY": "VALUE"}')]
+    check_rejected_turn(load_parser(family), text, reason)
 
 
 def test_call_id_is_kept_if_the_family_writes_one() -> None:

@@ -13,13 +13,12 @@ from typing import Any
 
 import anyio
 import httpx2
-import psutil
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from tests.trainer.sglang_stand_in import stand_in
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, is_alive, wait_until
 from trainer.engine.base import EngineError
 from trainer.engine.sglang import server_process
 from trainer.engine.sglang.server_process import LAUNCH, ServerOptions, ServerProcess
@@ -59,8 +58,8 @@ async def test_server_is_healthy_inside_the_block_and_gone_with_its_children_aft
             assert server.alive
             (started,) = starts(log)
             assert server.pid == started["pids"][0]
-            assert all(alive(pid) for pid in started["pids"])
-        assert not any(alive(pid) for pid in started["pids"])
+            assert all(is_alive(pid) for pid in started["pids"])
+        assert not any(is_alive(pid) for pid in started["pids"])
     assert not server.alive
     assert server.url in heard[-1] and str(log) in heard[-1]
 
@@ -120,17 +119,17 @@ async def test_server_that_dies_at_start_is_reported_with_its_log_tail(named: Na
             pass
     assert "exited with 1" in str(told.value) and str(log) in str(told.value)
     (started,) = starts(log)
-    await wait_until(lambda: not any(alive(pid) for pid in started["pids"]))
+    await wait_until(lambda: not any(is_alive(pid) for pid in started["pids"]))
 
 
 @pytest.mark.parametrize("how", ["hangs", "sleeps"])
 async def test_server_that_does_not_answer_in_time_is_ended(named: Named, how: str) -> None:
     log = named(how)
-    with anyio.fail_after(60), pytest.raises(EngineError, match="did not answer within 10 s"):
-        async with ServerProcess(MODEL, ServerOptions(start_s=10), log=log):
+    with anyio.fail_after(60), pytest.raises(EngineError, match="did not answer within 5 s"):
+        async with ServerProcess(MODEL, ServerOptions(start_s=5), log=log):
             pass
     (started,) = starts(log)
-    await wait_until(lambda: not any(alive(pid) for pid in started["pids"]))
+    await wait_until(lambda: not any(is_alive(pid) for pid in started["pids"]))
 
 
 async def test_killed_trainer_leaves_no_server(named: Named) -> None:
@@ -140,11 +139,11 @@ async def test_killed_trainer_leaves_no_server(named: Named) -> None:
     with anyio.fail_after(60):
         await BufferedByteReceiveStream(trainer.stdout).receive_until(b"up\n", 200)
         (started,) = starts(log)
-        assert all(alive(pid) for pid in started["pids"])
+        assert all(is_alive(pid) for pid in started["pids"])
         trainer.kill()
         await trainer.wait()
     await trainer.aclose()
-    await wait_until(lambda: not any(alive(pid) for pid in started["pids"]))
+    await wait_until(lambda: not any(is_alive(pid) for pid in started["pids"]))
 
 
 def test_servers_do_not_get_the_token_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +166,3 @@ def given(words: list[str], option: str) -> str:
 async def answers(url: str) -> bool:
     async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
         return (await http.get(f"{url}/health")).is_success
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

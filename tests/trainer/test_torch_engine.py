@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -12,21 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer import tiny_models
+from tests.trainer.torch_engines import engine
 from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.torch.dense_model import DenseModel
 from trainer.engine.torch.kv_cache import Chunk, KVCache
 from trainer.engine.torch.torch_engine import TorchEngine
 
+__all__ = ["engine"]
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = Sampling(max_tokens=24, temperature=0)
 DENSE_FAMILIES = ["qwen3", "qwen2", "llama", "biased"]
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[TorchEngine]:
-    with anyio.fail_after(60):
-        async with TorchEngine(tiny_models.load_model()) as engine:
-            yield engine
 
 
 @pytest.mark.parametrize("family", [*DENSE_FAMILIES, "mistral"])

@@ -22,8 +22,8 @@ from trainer.policy.settings import PolicyError
 FAILURE_KEY, ANY_FAILURE_KEY = "failure/{}", "failed"
 OPERATOR_ERRORS = (PolicyError, ModelError, NotFiniteError)
 MEMORY_REMEDY = (
-    "lower `update.micro_batch_tokens` or `limits.rollout_tokens`, set `update.gradient_checkpointing: true`, or use"
-    " more ranks; continue with --resume"
+    "lower `update.micro_batch_tokens`, set `update.gradient_checkpointing: true`, or use more ranks, and continue with"
+    " --resume; or lower `limits.rollout_tokens` in another run"
 )
 STUCK_REMEDY = (
     "look at that machine's GPU, memory and network; continue with --resume, or raise `distributed.timeout_s`"

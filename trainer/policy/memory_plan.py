@@ -86,7 +86,7 @@ def plan_memory(
             parts.append(MemoryPart("weights on their way", most, during=("publishing",)))
         parts += passes
         if not torch.cuda.is_available():
-            parts.append(plan_allocator(model, update, max(update.micro_batch_tokens, tokens)))
+            parts.append(plan_allocator(model, update, max(update.pass_tokens, tokens)))
     if is_embedded(settings):
         parts += _plan_embedded(settings, model, holding)
     taken = 0 if torch.cuda.is_available() else measure_floor(lora=bool(update and update.lora))
@@ -113,7 +113,7 @@ def _plan_rank(
     model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int, *, is_offloaded: bool
 ) -> tuple[list[MemoryPart], list[MemoryPart]]:
     """A rank's share of the training state, and its passes over rows."""
-    longest = max(update.micro_batch_tokens, tokens)
+    longest = max(update.pass_tokens, tokens)
     state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm, shards)]
     if is_offloaded and torch.cuda.is_available():
         state = list(_offloaded(state, model, computed_bytes(update)))
@@ -196,9 +196,9 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
     per_layer = 10 * hidden + 6 * (heads + kv_heads) * head_width + 4 * inner
     layers = config.num_hidden_layers
     kept = per_layer + layers * hidden if update.gradient_checkpointing else layers * per_layer
-    remedy = "lower `update.micro_batch_tokens`" + (
-        "" if update.gradient_checkpointing else " or set `update.gradient_checkpointing`"
-    )
+    remedy = "lower " + ("`limits.rollout_tokens`" if tokens > update.pass_tokens else "`update.micro_batch_tokens`")
+    if not update.gradient_checkpointing:
+        remedy += " or set `update.gradient_checkpointing`"
     vision_bytes, note = vision_bytes_per_token(model, update), ""
     if vision_bytes:
         remedy += " or `update.freeze_vision: true`"
@@ -352,7 +352,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def suggest_remedy(model: Any, update: UpdateSettings) -> str:
     """How to lower the memory of a step that ran out of it."""
-    return join_remedies(plan_update_pass(model, update, update.micro_batch_tokens))
+    return join_remedies(plan_update_pass(model, update, update.pass_tokens))
 
 
 def is_synchronous(settings: BaseRolloutSettings) -> bool:

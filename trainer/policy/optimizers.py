@@ -43,8 +43,9 @@ def choose_rates(update: UpdateSettings, parameters: int, steps: int | None = No
 
 
 def keep_rates(update: UpdateSettings, saved: UpdateSettings) -> UpdateSettings:
-    """The settings of a run that is resumed: rates that they leave open are those that the run has."""
-    names = [name for name in ("lr", "warmup_steps", "decay_steps") if getattr(update, name) is None]
+    """The settings of a run that is resumed: what they leave open, and is chosen at a start, is as the run has it."""
+    chosen = ("lr", "warmup_steps", "decay_steps", "micro_batch_tokens")
+    names = [name for name in chosen if getattr(update, name) is None]
     critic = update.critic
     if critic and critic.lr is None and saved.critic:
         critic = critic.model_copy(update={"lr": saved.critic.lr})

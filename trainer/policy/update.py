@@ -73,7 +73,7 @@ def _iterate_batches(train_batch: TrainBatch, policy: Policy) -> Iterator[tuple[
     """This rank's sequences, as indexes; none for a batch that only keeps this rank in step with the others."""
     groups = train_batch.groups
     rows = [_row_without_advantages(sequence, groups[sequence.rollout_index]) for sequence in train_batch.sequences]
-    for number, dealt in enumerate(deal_batches(rows, policy.ranks, policy.settings.micro_batch_tokens)[0]):
+    for number, dealt in enumerate(deal_batches(rows, policy.ranks, policy.settings.pass_tokens)[0]):
         policy.ranks.report(f"pass {number + 1} without a gradient")
         yield dealt.indexes, dealt.batch.to(policy.device)
 
@@ -293,7 +293,7 @@ class PolicyUpdater:
     ) -> list[MicroBatch]:
         """This rank's micro-batches of a minibatch; as many as every other rank has."""
         rows, returns = advantages.rows[span], advantages.returns[span]
-        dealt_batches, shares = deal_batches(rows, self._ranks, self._policy.settings.micro_batch_tokens)
+        dealt_batches, shares = deal_batches(rows, self._ranks, self._policy.settings.pass_tokens)
         if self._ranks.size > 1:
             step_means.add({"distributed/imbalance": shares.imbalance}, 1)
             self._tokens += shares.costs[self._ranks.share]

@@ -26,7 +26,7 @@ from trainer.rollout.trace_player import play_trace
 from trainer.template import Template, TemplateError
 from trainer.train import modes
 from trainer.train.job import Job, open_job
-from trainer.train.preflight import find_problems, offered_specs, plan_job
+from trainer.train.preflight import choose_micro_batch, find_problems, offered_specs, plan_job
 from trainer.train.rehearsal import rehearse
 from trainer.train.reporters import import_packages
 from trainer.train.run_folder import require_own_folder
@@ -48,6 +48,7 @@ async def dry_run(settings: TrainSettings, console: Console, *, verbose: bool = 
     async with AsyncExitStack() as stack:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
+        await to_thread.run_sync(choose_micro_batch, job)
         findings = await _try_parts(job)
         findings = [*findings, *await to_thread.run_sync(lambda: list(find_problems(job)))]
         rehearsed, rollout = await _rehearse(job, is_in_order=all(finding.grade != "wrong" for finding in findings))
@@ -108,7 +109,7 @@ def _describe_run(job: Job, settings: TrainSettings, *, is_long: bool) -> Iterat
     placement = plan_job(job)
     plan = placement.plan
     if not is_long:
-        yield f"memory: {plan.summary}"
+        yield f"memory: {plan.summary}, with micro-batches of {job.settings.update.pass_tokens} tokens"
         return
     yield from str(placement).splitlines()
     if plan.taken:

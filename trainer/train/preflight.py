@@ -23,7 +23,7 @@ from trainer.finding import Finding, Grade
 from trainer.policy.memory_parts import find_unknown_targets, load_meta_model
 from trainer.policy.optimizers import find_unusual_rate
 from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
-from trainer.policy.settings import PolicyError
+from trainer.policy.settings import MICRO_BATCHES, PolicyError
 from trainer.reward.functions import find_truth_problem
 from trainer.rollout.loop import add_instructions
 from trainer.rollout.steppers import StepperFactory
@@ -61,6 +61,18 @@ def plan_job(job: Job) -> Placement:
     shares_gpu = shares_gpu_with_server(settings, count_local_ranks(distributed))
     shards, ranks = count_shards(distributed, job.model), count_ranks(distributed)
     return plan_placement(settings, job.model, shares_gpu=shares_gpu, shards=shards, ranks=ranks)
+
+
+def choose_micro_batch(job: Job) -> None:
+    """Chooses the tokens of a micro-batch where the settings leave them open: as many as fit into the memory."""
+    settings, update = job.settings, job.settings.update
+    if update.micro_batch_tokens is not None:
+        return
+    for tokens in MICRO_BATCHES if has_gpu() else MICRO_BATCHES[1:]:
+        chosen = update.model_copy(update={"micro_batch_tokens": tokens})
+        job.settings = settings.model_copy(update={"update": chosen})
+        if tokens <= settings.limits.rollout_tokens or plan_job(job).plan.fits:  # A rollout is never split.
+            return
 
 
 def find_problems(job: Job) -> Iterator[Finding]:

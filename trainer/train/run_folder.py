@@ -98,9 +98,15 @@ CHANGEABLE_SETTINGS = frozenset(
         "serving",
         "rollout",
         "distributed",
+        "concurrency",
+        "update.micro_batch_tokens",
+        "update.gradient_checkpointing",
+        "update.compile",
+        "update.logits_chunk",
     }
 )
-"""Settings that may differ when a run is resumed, since they do not affect what a step trains."""
+"""Settings that may differ when a run is resumed, since they do not affect what a step trains: where it runs, and what
+it costs."""
 GIT_S = 5.0
 
 
@@ -315,7 +321,7 @@ def changed_settings(before: TrainSettings, after: TrainSettings) -> list[str]:
     return [
         f"{name} was {old.get(name)!r}, and is now {new.get(name)!r}"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and name.split(".")[0] not in CHANGEABLE_SETTINGS
+        if old.get(name) != new.get(name) and not {name, name.split(".")[0]} & CHANGEABLE_SETTINGS
     ]
 
 

@@ -33,7 +33,7 @@ from trainer.train.checkpoint import Checkpoint
 from trainer.train.early_stop import EarlyStop
 from trainer.train.evaluate import compare_run
 from trainer.train.job import Job, JobObjects, open_job
-from trainer.train.preflight import plan_job, require_ready
+from trainer.train.preflight import choose_micro_batch, plan_job, require_ready
 from trainer.train.reporters import Reporters, import_packages
 from trainer.train.run_folder import (
     RunFolder,
@@ -84,6 +84,7 @@ async def train(
                     _keep_rates(located, folder, checkpoint), tape=tape, on_warm_start=on_progress, objects=objects
                 )
                 job = await stack.enter_async_context(opening)
+            await to_thread.run_sync(choose_micro_batch, job)
             for note in await to_thread.run_sync(require_ready, job):
                 console.print(f"warning: {note.text}\n  remedy: {note.remedy}", markup=False, soft_wrap=True)
             loop = await _build_train_loop(job, settings, folder, checkpoint, stack, console)

@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 import httpx2
-import psutil
 import pytest
 from pydantic import ValidationError
 
@@ -20,7 +19,7 @@ from mtrl_plugins.agents.agent_runner import AgentHandle
 from mtrl_plugins.agents.settings import AgentSettings
 from tests.plugins.agents.agent_harness import AgentHarness, open_agents
 from tests.plugins.agents.chats import USER
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, is_alive
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.task import Task
@@ -39,13 +38,6 @@ def ask(text, fail=False):
 
 def program(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", ASK + code)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 WALL_S = (2.0, 20.0)

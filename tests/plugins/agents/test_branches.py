@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl_plugins.agents.turn_tree import Change, PolicyTurn, TurnTree, extend_key, message_key, tools_key
-from tests.plugins.agents.agent_harness import TEMPLATE, open_agents
+from tests.plugins.agents.agent_harness import TEMPLATE, open_agents, script
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
+from tests.trainer.policy_scripts import make_gateway
+from trainer.data.traces import RunTraces, TraceOptions
+from trainer.engine.scripted import ScriptedEngine
 from trainer.ledger import Author, Entry, Ledger
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.trace_player import play_trace
+from trainer.storage.rollout_file import RolloutWriter
 
 pytestmark = pytest.mark.anyio
 
@@ -42,6 +50,22 @@ async def test_retry_is_a_branch_whose_shared_beginning_is_trained_once() -> Non
         assert [entry.author for entry in second] == [Author.TASK, Author.TASK, Author.TOOL, Author.POLICY]
         assert first.entries[1].ids == second.entries[1].ids
         assert trained([first, second]) == sum(len(turn.entry.ids) for turn in agent.session.tree.turns)
+
+
+async def test_chats_are_traces_with_the_tools_that_each_was_sent_with(tmp_path: Path) -> None:
+    async with open_agents([CALL, "A title", "It is 7.", "Seven."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        await agent.chat([{"role": "user", "content": "Make a title."}])
+        for _ in range(2):
+            await agent.chat([USER, message, tool_reply(message)], tools=[ADD])
+        *earlier, ledger = agent.session.tree.ledgers()
+    rollout = Rollout("t", ledger, StopReason.DONE, earlier=tuple(earlier))
+    with RolloutWriter(tmp_path) as writer:
+        writer.add(rollout)
+    async with make_gateway() as gateway:
+        runner = RolloutRunner(ScriptedEngine(script(())), TEMPLATE, gateway)
+        played = [await play_trace(runner, trace) for trace in cast(Any, RunTraces(tmp_path, TraceOptions()))]
+    assert [each.ledger.ids for each in played] == [each.ids for each in rollout.ledgers]
 
 
 async def test_edited_history_is_a_new_prompt_and_is_counted() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 from anyio import from_thread
 from pydantic import SecretStr
 
 from gateway.http.settings import Settings
 from gateway.http.uvicorn_server import StopSignal
+from gateway.process.reaper import Reaper
 from gateway.sandbox.host_rules import HostRules
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.sandboxes.sandbox_server import SandboxServer, serving
@@ -26,6 +28,14 @@ def engine(tmp_path: Path) -> SandboxSettings:
     container = {"image": "an-image", "engine": f"{sys.executable} {ENGINE} {tmp_path}", "python": sys.executable}
     values = {"env": {"TOKEN": "s3cret"}, "memory_mb": 100, "processes": 12, "container": container}
     return SandboxSettings.model_validate(values)
+
+
+@pytest.fixture
+async def reaper() -> AsyncIterator[Reaper]:
+    reaper = Reaper()
+    yield reaper
+    with anyio.CancelScope(shield=True):
+        await reaper.stop()
 
 
 Served = tuple[SandboxSettings, SandboxServer]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -18,26 +17,12 @@ from gateway.process.spawn import run_command
 from gateway.sandbox import sandbox_state
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
 from gateway.sandbox.confined_process import SandboxEnded
-from gateway.sandbox.provider import LocalSandbox, Sandbox
+from gateway.sandbox.provider import LocalSandbox
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.sandboxes import machines
 from tests.plugins.sandboxes.conftest import MOST, Served
 from tests.plugins.sandboxes.test_sandbox_providers import engine_calls
-from tests.sandbox.roots import make_root
-
-
-@pytest.fixture
-async def reaper() -> AsyncIterator[Reaper]:
-    reaper = Reaper()
-    yield reaper
-    with anyio.CancelScope(shield=True):
-        await reaper.stop()
-
-
-async def shell(box: Sandbox, command: str) -> str:
-    done = await box.run(("sh", "-c", f"({command}) 2>&1"), b"", 20.0)
-    assert not done.stopped, done
-    return done.stdout.strip()
+from tests.sandbox.roots import make_root, shell
 
 
 @pytest.mark.parametrize("name", ["engine", "server"])

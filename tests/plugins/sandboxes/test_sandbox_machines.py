@@ -54,7 +54,7 @@ from tests.plugins.sandboxes.machine_servers import (
     separate_machine,
     settings_of,
 )
-from tests.plugins.sandboxes.test_roots_and_files import shell
+from tests.sandbox.roots import shell
 from tests.trainer.policy_scripts import make_tasks, render_calls, script_by_task
 from tests.trainer.rollout_harness import BlockingTool, RolloutHarness
 from tests.waiting import PATIENCE_S, wait_until
@@ -74,14 +74,6 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
     yield start
     for server in started:
         server.close()
-
-
-@pytest.fixture
-async def reaper() -> AsyncIterator[Reaper]:
-    reaper = Reaper()
-    yield reaper
-    with anyio.CancelScope(shield=True):
-        await reaper.stop()
 
 
 @pytest.fixture

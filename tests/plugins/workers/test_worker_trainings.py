@@ -16,10 +16,10 @@ from gateway.errors import ConfigError
 from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from mtrl_plugins.workers.settings import WorkerSettings
 from mtrl_plugins.workers.worker_pool import read_worker_token
-from tests.metrics_page import is_repeated
 from tests.plugins.workers.pools import list_workers
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.jobs import small_job
+from tests.trainer.train.trainings import count_lines, read_metrics_without_times
 from trainer.cli import app
 from trainer.storage.rollout_file import Rollouts
 
@@ -48,18 +48,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def count_steps(run: Path) -> int:
-    file = run / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
 def read_repeated(run: Path) -> list[dict[str, Any]]:
     """The metrics but for times and workers."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in line.items() if is_repeated(name) and not name.startswith("workers/")}
-        for line in lines
-    ]
+    lines = read_metrics_without_times(run)
+    return [{name: value for name, value in line.items() if not name.startswith("workers/")} for line in lines]
 
 
 def read_tokens(run: Path) -> list[Any]:
@@ -93,17 +85,17 @@ def test_training_with_workers_is_the_same_through_kills_of_workers_and_of_itsel
     train_here(place, monkeypatch, "--config", "run0.yaml", "--out", "alone")
     run = place / "disturbed"
     with run_process(place, "-m", "trainer.cli", "--config", "run2.yaml", "--out", "disturbed") as process:
-        wait_until(lambda: count_steps(run) > 1, process)
+        wait_until(lambda: count_lines(run) > 1, process)
         trainer = psutil.Process(process.pid)
         killed = list_workers(trainer, "worker-0")[0]
         killed.kill()
         wait_until(lambda: any(worker != killed for worker in list_workers(trainer, "worker-0")), process)
-        wait_until(lambda: count_steps(run) > 3, process)
+        wait_until(lambda: count_lines(run) > 3, process)
         output = end_with(process, signal.SIGINT)
         assert process.returncode == 130 and "resume with: mtrl-train --resume" in output, output
         assert "the rollout worker worker-0 ended: killed by signal 9" in output
     with run_process(place, "-m", "trainer.cli", "--resume", "--out", "disturbed") as process:
-        wait_until(lambda: count_steps(run) > 8, process)
+        wait_until(lambda: count_lines(run) > 8, process)
         end_with(process, signal.SIGKILL)
     output = train_here(place, monkeypatch, "--resume", "--out", "disturbed")
     assert "rollouts are played by rollout workers: 2 of 2 up" in output

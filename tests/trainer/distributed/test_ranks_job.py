@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
-from tests.trainer.train.trainings import read_run_metrics, write_config
+from tests.trainer.train.trainings import count_lines, read_run_metrics, write_config
 from trainer.policy.shards import has_shards
 from trainer.storage.run_files import read_metrics
 
-STEPS = 8
+STEPS = 6
 SILENT_S = 10.0
 FACTORS = ("mismatch/factor", "mismatch/rejected")
 SETTINGS = {"engine": "torch", "prompts": 2, "n": 3, "record": False}
@@ -89,13 +89,13 @@ def test_job_whose_rank_0_is_killed_and_then_stopped_starts_again_and_trains_as_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_config(**SETTINGS, steps=STEPS, distributed={"timeout_s": SILENT_S})
-    metrics = tmp_path / "runs/a/metrics.jsonl"
+    run = tmp_path / "runs/a"
     arguments = ("--config", "run.yaml", "--ranks", "2", "--out", "runs/a")
     with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
         lines = 0
         for number in (signal.SIGKILL, signal.SIGSTOP):
-            lines = count_lines(metrics) + 2
-            wait_until(lambda: count_lines(metrics) >= lines, process)  # noqa: B023 (called at once)
+            lines = count_lines(run) + 2
+            wait_until(lambda: count_lines(run) >= lines, process)  # noqa: B023 (called at once)
             (leader,) = psutil.Process(process.pid).children()
             others = leader.children(recursive=True)
             os.kill(leader.pid, number)
@@ -105,8 +105,8 @@ def test_job_whose_rank_0_is_killed_and_then_stopped_starts_again_and_trains_as_
     assert process.returncode == 0, output
     assert output.count("the training was killed by signal 9; it starts again from step") == 2
     assert f"process {leader.pid}) has shown no sign of life for {SILENT_S:g} s" in output
-    assert sum(line["distributed/restarts"] for line in read_metrics(metrics)) == 2
-    require_equal(read_run_metrics(tmp_path / "runs/a"), alone)
+    assert sum(line["distributed/restarts"] for line in read_metrics(run / "metrics.jsonl")) == 2
+    require_equal(read_run_metrics(run), alone)
 
 
 def test_run_whose_weights_become_nan_ends_with_code_2_and_does_not_start_again(
@@ -119,7 +119,3 @@ def test_run_whose_weights_become_nan_ends_with_code_2_and_does_not_start_again(
         output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 2 and "lower `update.lr`" in output, output
     assert "nan" in output and "starts again" not in output, output
-
-
-def count_lines(file: Path) -> int:
-    return file.read_text().count("\n") if file.exists() else 0

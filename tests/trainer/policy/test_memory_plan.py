@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -121,8 +122,18 @@ def test_plan_that_does_not_fit_names_remedies(folder: Path, update: dict[str, A
 def test_planned_length_of_the_engines_cache_is_that_to_which_it_grows(length: int) -> None:
     cache = KVCache(KVShape(1, 1, 2, torch.float32, torch.device("cpu")), slots=1)
     for position in range(1, length + 1):
-        cache.ensure_length(position)
+        cache.ensure_length(position, 1)
     assert cache.length == KVCache.planned_length(length)
+
+
+def test_engines_cache_takes_memory_only_for_slots_in_use() -> None:
+    cache = KVCache(KVShape(1, 8, 64, torch.float32, torch.device("cpu")), slots=64)
+    before = psutil.Process().memory_info().rss
+    for length in (1024, 4096):
+        cache.ensure_length(length, 1)
+        cache.write(0, 0, torch.ones(1, 2, 8, length, 64))
+    taken = psutil.Process().memory_info().rss - before
+    assert cache.values.nbytes == 2**30 and taken < 2**28
 
 
 def test_allocator_keeps_freed_tensors_of_the_heap_and_gives_back_large_ones(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,3 +20,11 @@ def write(tmp_path: Path) -> Write:
         return tmp_path
 
     return write_file
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """What hanging functions wait for, so that no thread outlives its test."""
+    event = threading.Event()
+    yield event
+    event.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -25,14 +24,6 @@ def make_scorer(folder: Path, timeout_s: float = 20.0, **variables: object) -> S
 
 def reasons(group: ScoredGroup) -> list[str]:
     return [failure.reason for failure in group.failed]
-
-
-@pytest.fixture
-def released() -> Iterator[threading.Event]:
-    """What hanging functions wait for, so that no thread outlives its test."""
-    event = threading.Event()
-    yield event
-    event.set()
 
 
 BLOCKING = "released = None\nasync def score(attempt):\n    if attempt.answer == '#### 8':\n        {}\n    return 1\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterator
 
 import anyio
 import pytest
@@ -78,14 +77,6 @@ async def test_function_sees_row_chat_and_success(write: Write) -> None:
     )
     group = await score_group(folder, answer_group("#### 7", "#### 8"), right=RIGHT, mine=COMPONENT)
     assert [scored.components["mine"] for scored in group.scored] == [2.0, 0.0]
-
-
-@pytest.fixture
-def released() -> Iterator[threading.Event]:
-    """What hanging functions wait for, so that no thread outlives its test."""
-    event = threading.Event()
-    yield event
-    event.set()
 
 
 @pytest.mark.parametrize("more", [{}, {"batched": True}])

@@ -150,7 +150,7 @@ def test_job_that_does_not_fit_into_memory_is_refused_with_the_setting_to_lower(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer.policy.memory_plan, "free_memory", lambda: 30_000_000)
-    large = {**SMALL["update"], "logits_chunk": 65536}
+    large = {**SMALL["update"], "logits_chunk": 65536, "micro_batch_tokens": 8192}
     output = run("--config", write_config(update=large), "--out", "r", code=2)
     assert "this run does not fit: memory: weights" in output
     assert (

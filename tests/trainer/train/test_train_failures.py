@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import trainer.policy.memory_plan
 from gateway.user_code import Journal
-from tests.trainer.train.jobs import ROOT
+from tests.trainer.train.jobs import ROOT, SMALL
 from tests.trainer.train.trainings import Run, read_run_metrics, write_config
 from trainer.cli import app
 from trainer.storage.rollout_file import Rollouts
+from trainer.storage.run_files import read_run_info
 from trainer.train.run_folder import JOURNAL
 
 WHOLE: dict[str, Any] = {"steps": 3, "prompts": 4, "n": 4}
@@ -55,6 +57,26 @@ def test_resumed_run_names_the_user_code_in_which_the_last_process_ended(run: Ru
     told = " ".join(run("--resume", "--out", "r").split())
     assert "while user code was running: rewards.mine remedy: if nobody killed it" in told
     assert "while user code" not in run("--resume", "--out", "r"), "that run has told its end"
+
+
+def test_micro_batches_are_as_large_as_memory_allows_and_stay_so_in_a_resumed_run_unless_it_says_otherwise(
+    run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen(name: str = "r") -> Any:
+        return read_run_info(Path(name))["settings"]["update"]["micro_batch_tokens"]
+
+    run("--config", write_config(steps=1), "--out", "r")
+    assert chosen() == 8192
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.policy.memory_plan, "free_memory", lambda: 90_000_000)
+        run("--config", write_config(steps=1), "--out", "smaller")
+        assert chosen("smaller") in (1024, 2048)
+        assert "lower `update.micro_batch_tokens`" in run("--resume", "--out", "r", "--steps", "2", code=2)
+    run("--resume", "--out", "r", "--steps", "2")
+    assert chosen() == 8192, "sums are made in the order in which they were made"
+    lower = write_config(update={**SMALL["update"], "micro_batch_tokens": 512})
+    run("--resume", "--out", "r", "--steps", "3", "--config", lower)
+    assert chosen() == 512, "what a message says to lower may be lower when the run goes on"
 
 
 def test_resuming_with_other_settings_is_refused_and_more_steps_are_accepted(run: Run, begun: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import subprocess
@@ -14,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.metrics_page import is_repeated
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.jobs import small_job
+from tests.trainer.train.trainings import count_lines, read_metrics_without_times
 from tests.waiting import PATIENCE_S
 
 STEPS = 4
@@ -47,16 +46,6 @@ def finish_training(place: Path, out: str, *words: str) -> str:
         output, _ = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, output
     return output
-
-
-def read_metrics_without_times(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if is_repeated(name)} for line in lines]
-
-
-def count_lines(run: Path) -> int:
-    file = run / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 from math import fsum
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.metrics_page import is_repeated
 from tests.trainer.train.jobs import SMALL, small_job
+from tests.trainer.train.trainings import read_metrics_without_times
 from trainer.storage.rollout_file import Rollouts
 from trainer.train.replay_step import replay_step
 from trainer.train.settings import TrainSettings
@@ -143,11 +142,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_job(place: Path, way: str) -> TrainSettings:
     given = {**JOB, "tools": str(place / "tools"), "algorithm": {"name": "grpo"}, **VARIANTS[way]}
     return small_job(**{**given, "update": SMALL["update"] | VARIANTS[way].get("update", {})})
-
-
-def read_metrics_without_times(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if is_repeated(name)} for line in lines]
 
 
 def rollout_contents(run: Path) -> list[object]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tests.metrics_page import describe_metric, is_repeated
+from tests.metrics_page import describe_metric
 from tests.trainer.algorithms.scored_groups import outcomes
-from tests.trainer.train.jobs import small_job
+from tests.trainer.train.jobs import SMALL, small_job
+from tests.trainer.train.trainings import read_metrics_without_times
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_metrics
 from trainer.storage.run_status import RunStatus, read_status
@@ -24,12 +24,6 @@ from trainer.view.task_outcomes import compare_runs
 
 def string_console() -> Console:
     return Console(file=io.StringIO(), width=200)
-
-
-def read_metrics_without_times(run: Path) -> list[dict[str, Any]]:
-    """What the run's numbers are, less those of the machine."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if is_repeated(name)} for line in lines]
 
 
 class StatusReader(io.StringIO):
@@ -74,7 +68,9 @@ async def test_run_folder_has_the_documented_files(run: Path) -> None:
     for name in ("reward/mean", "reward/outcome", "success/sampled", "loss", "entropy", "kl/old", "mismatch/max"):
         assert all(name in line for line in lines[1:]), name
     assert [("eval/greedy" in line) for line in lines] == [True, False, True, True]
-    assert RunFolder(run).load_settings() == small_job()
+    kept = RunFolder(run).load_settings()
+    chosen = {"micro_batch_tokens": kept.update.micro_batch_tokens}  # By the memory that there is.
+    assert chosen["micro_batch_tokens"] and kept == small_job(update=SMALL["update"] | chosen)
     assert sorted(one.name for one in (run / "checkpoints").iterdir()) == ["000002", "000003"]
 
 

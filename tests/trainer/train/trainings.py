@@ -49,3 +49,15 @@ def read_run_metrics(out: str | Path) -> list[dict[str, float]]:
 
 def list_checkpoints(out: str | Path) -> list[str]:
     return sorted(folder.name for folder in (Path(out) / "checkpoints").glob("*"))
+
+
+def read_metrics_without_times(run: Path) -> list[dict[str, Any]]:
+    """The numbers that are not the machine's, line by line: a step that was written twice stands there twice."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if is_repeated(name)} for line in lines]
+
+
+def count_lines(run: Path) -> int:
+    """The steps of a run that may not have begun."""
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0

@@ -135,7 +135,7 @@ class ContinuousBatch:
         """Adds a lane before allocating, so that running out of memory fails this sequence, too."""
         lane = Lane(len(self.lanes), [sequence])
         self.lanes.append(lane)
-        self._kv_cache.ensure_length(len(sequence.ids))
+        self._kv_cache.ensure_length(len(sequence.ids), len(self.lanes))
         if nodes := list(self._prefix_cache.read(sequence.ids[:-1])):
             cached = torch.cat(nodes, dim=POSITION_AXIS)
             self._kv_cache.write(lane.slot, 0, cached)
@@ -151,7 +151,7 @@ class ContinuousBatch:
                 chunks.append(Chunk(lane.slot, lane.cached_length, end, ids, lane.sequences[0].prepared))
                 lanes.append(lane)
                 budget -= len(ids)
-        self._kv_cache.ensure_length(max(chunk.end for chunk in chunks))
+        self._kv_cache.ensure_length(max(chunk.end for chunk in chunks), len(self.lanes))
         logits = self._model(chunks, self._kv_cache)
         ready = []
         for index, (lane, chunk) in enumerate(zip(lanes, chunks, strict=True)):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,12 +59,12 @@ class KVCache:
         """The positions that a cache has once a sequence has grown to a length from within its first page."""
         return PAGE_SIZE << max(0, (length - 1) // PAGE_SIZE).bit_length()
 
-    def ensure_length(self, length: int) -> None:
-        """Grows to at least this many positions; doubling keeps copies rare."""
+    def ensure_length(self, length: int, used: int) -> None:
+        """Grows to at least this many positions, keeping the first `used` slots; doubling keeps copies rare."""
         if length <= self.length:
             return
         grown = self._allocate(max(2 * self.length, -(-length // PAGE_SIZE) * PAGE_SIZE))
-        grown[:, :, :, :, : self.length] = self.values
+        grown[:, :, :used, :, : self.length] = self.values[:, :, :used]
         self.values = grown
 
     def read(self, slot: int, start: int, end: int) -> Tensor:
@@ -79,11 +80,16 @@ class KVCache:
         self.values[:, :, target, :, :length] = self.values[:, :, source, :, :length]
 
     def _allocate(self, length: int) -> Tensor:
-        """Zeros: masked positions must be finite, since zero times infinity is not zero."""
+        """Zeros: masked positions must be finite, since zero times infinity is not zero.
+
+        On a CPU, NumPy's zeros take memory only where something is written, so that free slots have none.
+        """
         shape = self._shape
-        return torch.zeros(
-            (shape.layers, 2, self._slots, shape.heads, length, shape.head_dim), dtype=shape.dtype, device=shape.device
-        )
+        axes = (shape.layers, 2, self._slots, shape.heads, length, shape.head_dim)
+        if shape.device.type != "cpu" or length == 0:
+            return torch.zeros(axes, dtype=shape.dtype, device=shape.device)
+        size = shape.bytes_per_token * self._slots * length
+        return torch.from_numpy(np.zeros(size, np.uint8)).view(shape.dtype).view(axes)
 
 
 @dataclass(eq=False, slots=True)

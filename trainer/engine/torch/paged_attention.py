@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,8 +26,9 @@ class QueryGroup:
     slots: slice
     length: int
     """Positions of a slot that any of them attends to; a multiple of the page's size if `in_pages`."""
-    bias: Tensor
-    """Minus infinity where a query must not attend. Axes: query and key-value head, query head in that, position."""
+    bias: Tensor | None
+    """Minus infinity where a query must not attend. Axes: query and key-value head, query head in that, position. None
+    for a sequence from its start, of which each query attends to what is before it: that needs half the products."""
     is_per_query: bool
     """Each query has a slot of its own, or its own copy of a short one; otherwise all queries share one slot."""
     in_pages: bool
@@ -50,8 +52,11 @@ class AttentionPlan:
         grouped = chunks[span]
         tokens = slice(self.offsets[span.start], self.offsets[span.stop])
         length = max(chunk.end for chunk in grouped)
+        slots = slice(grouped[0].slot, grouped[-1].slot + 1)
         if self._in_pages:
             length = -(-length // PAGE_SIZE) * PAGE_SIZE
+        elif len(grouped[0].ids) == length > 1:
+            return QueryGroup(tokens, slots, length, None, is_per_query=False, in_pages=False)
         positions = self.positions[tokens]
         masked = torch.arange(length, device=shape.device) > positions[:, None]
         bias = torch.zeros(masked.shape, dtype=shape.dtype, device=shape.device).masked_fill_(masked, -torch.inf)
@@ -59,7 +64,6 @@ class AttentionPlan:
         is_per_query = len(grouped[0].ids) == 1 or (self._in_pages and copied <= MAX_COPIED_NUMBERS)
         if is_per_query and self._in_pages:
             bias = bias.repeat_interleave(shape.heads, dim=0)
-        slots = slice(grouped[0].slot, grouped[-1].slot + 1)
         return QueryGroup(tokens, slots, length, bias[:, None], is_per_query, self._in_pages)
 
 
@@ -92,10 +96,11 @@ def _attend_group(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tenso
     if group.in_pages:
         return (_attend_per_query if group.is_per_query else _attend_shared)(queries, kv_slots, group)
     keys, values = kv_slots
-    if group.is_per_query:
+    if group.is_per_query and group.bias is not None:
         return F.scaled_dot_product_attention(queries, keys, values, group.bias[:, None]).flatten(2)
     by_head = queries.permute(1, 2, 0, 3).flatten(0, 1)[None]
-    output = F.scaled_dot_product_attention(by_head, keys, values, group.bias[:, 0], enable_gqa=True)
+    bias = None if group.bias is None else group.bias[:, 0]
+    output = F.scaled_dot_product_attention(by_head, keys, values, bias, is_causal=bias is None, enable_gqa=True)
     return output[0].transpose(0, 1).reshape(*queries.shape[:2], -1)
 
 
@@ -117,9 +122,9 @@ def _attend_pages(queries: Tensor, keys: Tensor, values: Tensor, group: QueryGro
     if len(queries) == 1:  # A single product is split among threads, and would be rounded otherwise.
         queries, keys, values = (tensor.expand(2, -1, -1) for tensor in (queries, keys, values))
         return _attend_pages(queries, keys, values, group)[:1]
-    scale = queries.shape[-1] ** -0.5
+    scale, bias = queries.shape[-1] ** -0.5, cast(Tensor, group.bias)
     pages = [slice(start, start + PAGE_SIZE) for start in range(0, group.length, PAGE_SIZE)]
-    scores = [torch.baddbmm(group.bias[..., page], queries, keys[:, page].mT, alpha=scale) for page in pages]
+    scores = [torch.baddbmm(bias[..., page], queries, keys[:, page].mT, alpha=scale) for page in pages]
     weights = (scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)).float().softmax(-1).to(queries.dtype)
     output = torch.bmm(weights[..., :PAGE_SIZE], values[:, :PAGE_SIZE])
     for page in pages[1:]:
