@@ -103,7 +103,7 @@ class _ToolCounts:
         for phase, seconds in result.timing.items():
             if phase in self.phases:
                 self.phases[phase].add(seconds)
-        self.retries += result.attempts - 1
+        self.retries += max(0, result.attempts - 1)
         self.cuts += "cut" in result.metrics
 
 

@@ -93,8 +93,8 @@ class PooledTransport(httpx2.AsyncBaseTransport):
         self._is_closed = True
         idle, self._idle = self._idle, {}
         for connections in idle.values():
-            for connection in connections:
-                await connection.disconnect()
+            while connections:
+                await connections.pop().disconnect()
 
 
 def _origin_of(url: httpx2.URL) -> Origin:

@@ -50,10 +50,10 @@ class Services:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.reaper.stop()
-        await self.http_clients.aclose()
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
+        await self.reaper.stop()
+        await self.http_clients.aclose()
 
 
 TransportName = Literal["stdio", "sse", "streamable-http"]

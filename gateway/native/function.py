@@ -80,8 +80,8 @@ class FunctionTool:
             bound = self._model.model_validate(arguments)
         except ValidationError as error:
             raise ValueError(_format_validation_error(error)) from error
-        values = {**bound.__dict__, **(bound.model_extra or {})}
-        return {name: values[name] for name in bound.model_fields_set}
+        given = bound.model_fields_set
+        return {name: value for name, value in bound.__dict__.items() if name in given} | (bound.model_extra or {})
 
 
 def _build_arguments_model(

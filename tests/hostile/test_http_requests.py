@@ -143,6 +143,16 @@ def test_head_that_is_too_large_is_refused_with_431(gateway: SmallGateway, head:
     assert answer.startswith(b"HTTP/1.1 431 ") and b"too_large" in answer
 
 
+def test_head_that_begins_with_the_end_of_a_body_is_bounded_too(gateway: SmallGateway) -> None:
+    body = f"Content-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 2\r\n\r\n{{"
+    with gateway.connect() as caller:
+        for piece in (POST.replace(b"tools", b"sessions") + body.encode(), b"}" + START + b"X: " + b"x" * 40_000):
+            caller.sendall(piece)
+            gateway.assert_answers()  # So it was read.
+        caller.sendall(b"\r\nConnection: close\r\n\r\n")
+        assert b"HTTP/1.1 431 " in read_to_end(caller)
+
+
 TRICKLES = {
     "nothing": (b"", b""),
     "half a head": (START, b""),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import anyio
+import anyio.lowlevel
 import httpx2
 import pytest
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
@@ -93,6 +94,31 @@ async def test_idle_connection_of_an_origin_that_is_never_used_again_is_closed(m
         async with aclosing(await request) as response:
             assert await response.aread() == b"ok"
         await server.closed.wait()
+
+
+async def test_gateway_that_ends_while_idle_connections_are_closed_closes_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.mcp_client.http_client._KEEPALIVE_S", 0.01)
+    async with connect_to_server() as (server, _):
+        async with Services() as services:
+            transport = await services.http_clients.for_server(Server(url=server.url))(server.url)
+            server.release = anyio.Event()
+
+            async def ask() -> None:
+                async with aclosing(await send_request(transport, "GET", httpx2.URL(server.url), {}, None)) as response:
+                    await response.aread()
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(20):
+                    tasks.start_soon(ask)
+                while server.request_count < 20:  # noqa: ASYNC110 - bounded above; the server is a loop of its own
+                    await anyio.sleep(0.001)
+                server.release.set()
+            idle = next(iter(transport._idle.values()))
+            while len(idle) == 20:
+                await anyio.lowlevel.checkpoint()
+        assert not idle
 
 
 async def test_connection_closed_by_the_server_is_not_reused() -> None:

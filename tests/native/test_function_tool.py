@@ -26,6 +26,13 @@ from tests.sample_images import png
 PNG = png()
 
 
+def test_further_arguments_come_in_the_order_of_the_call() -> None:
+    def gather(first: int = 0, **more: int) -> None: ...
+
+    arguments = dict.fromkeys("zyxwvutsrqponmlk", 1)
+    assert [*FunctionTool(gather).bind(arguments | {"first": 2})] == ["first", *arguments]
+
+
 class Unit(Enum):
     CELSIUS = "c"
     KELVIN = "k"

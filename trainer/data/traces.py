@@ -244,11 +244,11 @@ def _read_tools(value: Any, report: Report) -> tuple[tuple[ToolSpec, ...] | None
         report("tools", "are no schemas of tools", 'write [{"type": "function", "function": {"name": ...}}], or names')
         return None, None
     empty = {"type": "object", "properties": {}}
-    specs = [
-        ToolSpec(f["name"], f.get("description") or "", f.get("parameters") or f.get("inputSchema") or empty)
-        for f in functions
+    schemas = [
+        next((f[key] for key in ("parameters", "inputSchema") if f.get(key) is not None), empty) for f in functions
     ]
-    return tuple(specs), None
+    named = zip(functions, schemas, strict=True)
+    return tuple(ToolSpec(f["name"], f.get("description") or "", schema) for f, schema in named), None
 
 
 def _parse(text: str) -> Any:

@@ -117,9 +117,8 @@ def _plan_rank(
     state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm, shards)]
     if is_offloaded and torch.cuda.is_available():
         state = list(_offloaded(state, model, computed_bytes(update)))
-    passes = plan_update_pass(
-        model, update.model_copy(update={"logits_chunk": min(update.logits_chunk, longest)}), longest
-    )
+    chunk = min(update.logits_chunk, longest)
+    passes = plan_update_pass(model, update.model_copy(update={"logits_chunk": chunk}), tokens)
     return state, [*passes, *plan_embedding_gradients(model, update)]
 
 
@@ -187,8 +186,9 @@ def is_embedded(settings: BaseRolloutSettings) -> bool:
     return settings.engine == "torch" or (settings.engine == "auto" and not can_use_sglang())
 
 
-def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[MemoryPart]:
-    """The memory of one forward and backward pass."""
+def plan_update_pass(model: Any, update: UpdateSettings, longest: int) -> list[MemoryPart]:
+    """The memory of one forward and backward pass, where rollouts have up to `longest` tokens."""
+    tokens = max(update.pass_tokens, longest)
     config = model.config.get_text_config(decoder=True)
     heads, kv_heads, head_width = _attention_shape(config)
     hidden, inner = config.hidden_size, getattr(config, "intermediate_size", 4 * config.hidden_size)
@@ -196,7 +196,7 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
     per_layer = 10 * hidden + 6 * (heads + kv_heads) * head_width + 4 * inner
     layers = config.num_hidden_layers
     kept = per_layer + layers * hidden if update.gradient_checkpointing else layers * per_layer
-    remedy = "lower " + ("`limits.rollout_tokens`" if tokens > update.pass_tokens else "`update.micro_batch_tokens`")
+    remedy = "lower " + ("`limits.rollout_tokens`" if tokens == longest else "`update.micro_batch_tokens`")
     if not update.gradient_checkpointing:
         remedy += " or set `update.gradient_checkpointing`"
     vision_bytes, note = vision_bytes_per_token(model, update), ""
@@ -343,6 +343,13 @@ def free_memory() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def total_memory() -> int:
+    """The bytes of the GPU if there is one, else of the machine."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info()[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out. On a CPU, only the error's text tells."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -350,9 +357,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def suggest_remedy(model: Any, update: UpdateSettings) -> str:
-    """How to lower the memory of a step that ran out of it."""
-    return join_remedies(plan_update_pass(model, update, update.pass_tokens))
+def suggest_remedy(model: Any, update: UpdateSettings, longest: int) -> str:
+    """How to lower the memory of a step that ran out of it, whose rollouts have up to `longest` tokens."""
+    return join_remedies(plan_update_pass(model, update, longest))
 
 
 def is_synchronous(settings: BaseRolloutSettings) -> bool:

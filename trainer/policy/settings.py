@@ -24,8 +24,8 @@ Rate = Annotated[float, Field(gt=0, le=10)]
 """A learning rate; with larger ones, weights overflow after a step."""
 CRITIC_FACTOR = 10
 """The critic's learning rate, as a multiple of that with which all weights of the policy are trained."""
-MICRO_BATCHES = (16384, 8192, 4096, 2048, 1024, 512)
-"""Tokens of a micro-batch that a run chooses from, the first only on a GPU; larger ones are no faster."""
+MICRO_BATCHES = (8192, 4096, 2048, 1024, 512)
+"""Tokens of a micro-batch that a run chooses from; larger ones are no faster."""
 
 
 class LoraSettings(FrozenModel):
@@ -74,8 +74,8 @@ class UpdateSettings(FrozenModel):
     """Passes over a training step's batch."""
     micro_batch_tokens: PositiveInt | None = None
     """Tokens of a micro-batch, of which a prefix that rollouts share counts once and an eighth for each further one;
-    gradients are accumulated over micro-batches. A longer rollout is alone in one. By default as many as the planned
-    memory allows, up to 8192, on a GPU up to 16384."""
+    gradients are accumulated over micro-batches. A longer rollout is alone in one. By default 8192, or as
+    many fewer as a machine of this size needs, which stay as they are when the run is resumed."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass, which is slower but saves much memory."""
     compile: bool = False
@@ -112,7 +112,7 @@ class UpdateSettings(FrozenModel):
     @property
     def pass_tokens(self) -> int:
         """Tokens of a micro-batch; a run chooses them by its memory where they are left out."""
-        return self.micro_batch_tokens or MICRO_BATCHES[1]
+        return self.micro_batch_tokens or MICRO_BATCHES[0]
 
     @property
     def critic_rate(self) -> float:

@@ -224,7 +224,7 @@ class PolicyUpdater:
 
         Errors about numbers that are not finite name the rollout.
         """
-        with self._undone_on_error(), use_threads(self._threads):
+        with self._undone_on_error(train_batch), use_threads(self._threads):
             means, step_means = MetricMeans(), MetricMeans()
             advantages = self._compute_advantages(train_batch, step_means)
             self.last_rows, self.last_trained = advantages.all_rows, advantages.rows
@@ -263,7 +263,7 @@ class PolicyUpdater:
             return metrics | (measure_ranks(self._ranks, self._tokens) if self._ranks.size > 1 else {})
 
     @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
+    def _undone_on_error(self, train_batch: TrainBatch) -> Iterator[None]:
         """Drops the gradients that an error leaves behind, and explains one about memory."""
         try:
             yield
@@ -272,7 +272,8 @@ class PolicyUpdater:
             if self._critic:
                 self._critic.zero_grad()
             if is_out_of_memory(error):
-                remedy = suggest_remedy(self._policy.model, self._policy.settings)
+                longest = max(len(sequence.ids) for sequence in train_batch.sequences)
+                remedy = suggest_remedy(self._policy.model, self._policy.settings, longest)
                 raise PolicyError(f"memory ran out in step {self._policy.steps + 1}", remedy) from error
             raise
 

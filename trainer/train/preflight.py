@@ -21,6 +21,7 @@ from trainer.engine.base import EngineError
 from trainer.engines import has_gpu
 from trainer.finding import Finding, Grade
 from trainer.policy.memory_parts import find_unknown_targets, load_meta_model
+from trainer.policy.memory_plan import total_memory
 from trainer.policy.optimizers import find_unusual_rate
 from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
 from trainer.policy.settings import MICRO_BATCHES, PolicyError
@@ -41,6 +42,8 @@ MEASURED_PROMPTS = 8
 """Of the longest prompts in characters, so many are measured in tokens."""
 RANKS_PER_CORE = 2
 """Without GPUs; with more, ranks wait so long for each other that they count as lost."""
+USABLE = 0.8
+"""The share of a machine's memory that a run may plan with; systems and others have the rest."""
 MIN_ROOM = 16
 """Tokens that must be left for the policy after a prompt."""
 OTHER_TRUTH = "give each row a `ground_truth`, or name another reward function"
@@ -64,14 +67,18 @@ def plan_job(job: Job) -> Placement:
 
 
 def choose_micro_batch(job: Job) -> None:
-    """Chooses the tokens of a micro-batch where the settings leave them open: as many as fit into the memory."""
+    """Chooses the tokens of a micro-batch where the settings leave them open: as many as fit into the machine's memory.
+
+    What others have taken of it does not count: on the same machine, the same run is the same to the bit.
+    """
     settings, update = job.settings, job.settings.update
     if update.micro_batch_tokens is not None:
         return
-    for tokens in MICRO_BATCHES if has_gpu() else MICRO_BATCHES[1:]:
+    for tokens in MICRO_BATCHES:
         chosen = update.model_copy(update={"micro_batch_tokens": tokens})
         job.settings = settings.model_copy(update={"update": chosen})
-        if tokens <= settings.limits.rollout_tokens or plan_job(job).plan.fits:  # A rollout is never split.
+        needed = plan_job(job).plan.needed
+        if tokens <= settings.limits.rollout_tokens or needed < USABLE * total_memory():  # A rollout is never split.
             return
 
 

@@ -81,7 +81,10 @@ async def train(
             tape = folder.new_tape(step + 1) if settings.record else None
             with show_warm_start(console) as on_progress:
                 opening = open_job(
-                    _keep_rates(located, folder, checkpoint), tape=tape, on_warm_start=on_progress, objects=objects
+                    _keep_rates(located, folder) if resume else located,
+                    tape=tape,
+                    on_warm_start=on_progress,
+                    objects=objects,
                 )
                 job = await stack.enter_async_context(opening)
             await to_thread.run_sync(choose_micro_batch, job)
@@ -117,10 +120,8 @@ def _find_checkpoint(folder: RunFolder, settings: TrainSettings, console: Consol
     return folder.checkpoints.find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
 
 
-def _keep_rates(settings: TrainSettings, folder: RunFolder, checkpoint: Checkpoint | None) -> TrainSettings:
-    """The settings; learning rates that they leave open are those that the run was started with."""
-    if checkpoint is None:
-        return settings
+def _keep_rates(settings: TrainSettings, folder: RunFolder) -> TrainSettings:
+    """The settings; what they leave open, and is chosen at a start, is as the run was started with."""
     return settings.model_copy(update={"update": keep_rates(settings.update, folder.load_settings().update)})
 
 

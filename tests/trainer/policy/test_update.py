@@ -226,7 +226,7 @@ def test_out_of_memory_names_the_setting_and_changes_nothing(error: Exception) -
     policy.model.get_decoder().layers[1].register_forward_pre_hook(run_out)  # type: ignore[no-untyped-call, union-attr, operator]
     with pytest.raises(PolicyError, match="memory ran out in step 1") as caught:
         PolicyUpdater(policy, GRPO, exact=True).train_step(example_batch(tiny_model()))
-    assert caught.value.remedy.startswith("lower `update.micro_batch_tokens`")
+    assert caught.value.remedy.startswith("lower `limits.rollout_tokens` or set"), "rows are longer"
     assert all(value.grad is None for value in policy.model.parameters()) and policy.steps == 0
 
 
