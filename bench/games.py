@@ -1,7 +1,7 @@
-"""Games of other packages, unchanged: a tiny model that knows the moves, and plays at random, learns from reward alone.
+"""A game of TextArena, unchanged: a tiny model that knows the moves, and plays at random, learns from reward alone.
 
-python bench/games.py                                   # needs `make environments`; writes bench/results/GAME.json
-python bench/games.py --game lake --seeds 0 --steps 5   # a small part of it; writes nothing without --out
+python bench/games.py                        # needs `make environments`; writes bench/results/guess.json
+python bench/games.py --seeds 0 --steps 5    # a small part of it; writes nothing without --out
 
 For each seed, the model is shown games that were played at random: so it knows the moves, and not when to make which.
 Then the game's run file, which ships, is run with that model.
@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -26,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import anyio  # noqa: E402
+import yaml  # noqa: E402
 from bars import JOBS, describe_environment, run_command  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
@@ -39,61 +39,44 @@ from mtrl_plugins.demo.warm_start import (  # noqa: E402
     compute_text_loss,
     warm_start,
 )
-from mtrl_plugins.environments.episodes import LOOP, add_observation, read_episode, reset_call, text_call  # noqa: E402
-from trainer.cli.run_file import load_settings  # noqa: E402
+from mtrl_plugins.environments.episodes import LOOP, add_observation, reset_call, text_call  # noqa: E402
 from trainer.ledger import Author, Entry, Ledger  # noqa: E402
 from trainer.model import load_model  # noqa: E402
+from trainer.rollout.settings import BaseRolloutSettings  # noqa: E402
 from trainer.setup import make_gateway  # noqa: E402
 from trainer.storage.run_files import METRICS_FILE, read_metrics  # noqa: E402
 from trainer.template import Template  # noqa: E402
-from trainer.train.job import load_tasks  # noqa: E402
-from trainer.train.settings import TrainSettings  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
-
-
-@dataclass(frozen=True, slots=True)
-class Game:
-    """A game: its job has the same name."""
-
-    framework: str
-    """The folder of its Python in `.environments`."""
-    moves: Sequence[str]
-    warm_steps: int
-    """Steps on games that were played at random."""
-    repeats: bool = False
-    """Whether a move may be made twice."""
-
-    @property
-    def python(self) -> str:
-        return str(ROOT / ".environments" / self.framework / "bin" / "python")
-
-
-GAMES: Mapping[str, Game] = {
-    "guess": Game("textarena", [f"[{number}]" for number in range(1, 21)], 400),
-    "lake": Game("gymnasium", ("left", "down", "right", "up"), 100, repeats=True),
-}
+PYTHON = ROOT / ".environments" / "textarena" / "bin" / "python"
+GAMES: Mapping[str, Sequence[str]] = {"guess": [f"[{number}]" for number in range(1, 21)]}
+"""Jobs, with all moves of their games."""
 SEEDS = (0, 1, 2)
 PLAYED = 320
 """Games that are played at random."""
 TOKENIZED = 60
 """Further ones, with moves against the rules, whose answers have to have tokens, too."""
+FIRST_SEED = 10**8
+"""The seed of the first of them; no game of the training or the evaluation has it."""
+WARM_STEPS = 400
+"""Steps on games that were played at random."""
 LR = 2e-3
-PATTERN = r"(?:system|user|assistant)\n|\[\w+\]|[SFHG](?=[SFHG\[\n]|\z)"
-"""Pieces that are tokenized alone: roles, moves, and tiles. Everything between them may become one token."""
+PATTERN = r"(?:system|user|assistant)\n|\[\w+\]"
+"""Pieces that are tokenized alone: roles and moves. Everything between them may become one token."""
 Chat = list[dict[str, Any]]
 
 
 async def play_at_random(
-    settings: TrainSettings, moves: Sequence[str], seed: int, count: int, *, repeats: bool = False
+    environment: Mapping[str, Any], moves: Sequence[str], seed: int, count: int, *, repeats: bool = False
 ) -> list[Chat]:
     """Chats of games as the policy reads them, in which it makes no move twice, unless it `repeats` them."""
-    tasks, chats = load_tasks(settings).train[None], []
+    settings = BaseRolloutSettings.model_validate({"environment": {**environment, "show_reward": True}})
+    opening, chats = settings.environment.make_rows("train")[0]["prompt"], []
     async with make_gateway(settings) as gateway:
         for number in range(count):
             async with gateway.open(Task(str(number))) as session:
-                result = await session.call(reset_call(*read_episode(tasks[number])), LOOP)
-                chat = [*add_observation(tasks[number].messages, chat_content(result.parts))]
+                result = await session.call(reset_call(FIRST_SEED + number, {}), LOOP)
+                chat = [*add_observation(({"role": "user", "content": opening},), chat_content(result.parts))]
                 draw = Random(f"{seed}/{number}")
                 for move in draw.choices(moves, k=99) if repeats else draw.sample(moves, len(moves)):
                     chat.append({"role": "assistant", "content": move})
@@ -129,29 +112,33 @@ class ChatWriter(DemonstrationWriter):
         return ledger
 
 
-def learn_chats(folder: Path, chats: Sequence[Chat], steps: int) -> None:
+def learn_chats(folder: Path, chats: Sequence[Chat]) -> None:
     """Trains the model in a folder on the policy's turns of these chats."""
     model, writer = load_model(folder), ChatWriter(Template.load(folder), ())
     setup = WarmStartSetup(writer, lambda _seed, _kinds: cycle(cast("Any", chats)), compute_text_loss)
-    warm_start(model, setup, Recipe(skill_steps=steps, habit_steps=0))
+    warm_start(model, setup, Recipe(skill_steps=WARM_STEPS, habit_steps=0))
     model.save_pretrained(folder)
 
 
-def train_seed(name: str, seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
+def train_seed(game: str, seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
     """The model that plays at random, and what the job makes of it."""
-    game, job = GAMES[name], JOBS / f"{name}.yaml"
-    changes = [f"environment.python={game.python}", f"update.lr={LR}", f"seed={seed}", "evaluation.after=false"]
-    settings = load_settings(TrainSettings, job, {}, overrides=changes)
-    play = partial(play_at_random, settings, game.moves, seed)
-    chats = anyio.run(partial(play, repeats=game.repeats), PLAYED if steps is None else 50)
+    job = yaml.safe_load((JOBS / f"{game}.yaml").read_text(encoding="utf-8"))
+    job["environment"]["python"] = str(PYTHON)
+    played = PLAYED if steps is None else 50
+    play = partial(play_at_random, job["environment"], GAMES[game], seed)
+    chats = anyio.run(play, played)
     against_the_rules = anyio.run(partial(play, repeats=True), TOKENIZED)
     model = build_model(folder / "model", [*chats, *against_the_rules], seed)
+    file = folder / f"{game}.yaml"
     warm = time.process_time()
-    learn_chats(model, chats, game.warm_steps)
+    learn_chats(model, chats)
     warm = time.process_time() - warm
+    job["update"]["lr"] = LR
+    job |= {"model": str(model), "seed": seed, **({} if steps is None else {"steps": steps})}
+    job["evaluation"]["after"] = False
+    file.write_text(yaml.safe_dump(job), encoding="utf-8")
     run = folder / "run"
-    fewer = [] if steps is None else ["--steps", str(steps)]
-    _, grpo = run_command(["--config", str(job), "--model", str(model), "--out", str(run), *fewer, *changes], folder)
+    _, grpo = run_command(["--config", str(file), "--out", str(run)], folder)
     output, _ = run_command(["eval", str(run), "--json"], folder)
     curve = [
         round(step["success/sampled"], 4) for step in read_metrics(run / METRICS_FILE) if "success/sampled" in step
@@ -164,25 +151,24 @@ def train_seed(name: str, seed: int, steps: int | None, folder: Path) -> dict[st
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--game", choices=GAMES, nargs="+", default=list(GAMES))
+    options.add_argument("--game", choices=GAMES, default="guess")
     options.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     options.add_argument("--steps", type=int, help="fewer than the job's own")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
     args = options.parse_args()
+    about = describe_environment("shell") | {
+        "job": f"`python bench/games.py --game {args.game}`",
+        "core-s": "of the warm start, without imports; of the run, with its children and imports",
+    }
     out = args.out or (RESULTS if args.steps is None else None)
-    for game in args.game:
-        about = describe_environment("shell") | {
-            "job": f"`python bench/games.py --game {game}`",
-            "core-s": "of the warm start, without imports; of the run, with its children and imports",
-        }
-        seeds: list[dict[str, Any]] = []
-        for seed in args.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                seeds.append(train_seed(game, seed, args.steps, Path(folder)))
-            print(json.dumps(seeds[-1]), flush=True)
-            if out is not None:
-                out.mkdir(parents=True, exist_ok=True)
-                (out / f"{game}.json").write_text(json.dumps({"about": about, "seeds": seeds}, indent=1) + "\n")
+    seeds: list[dict[str, Any]] = []
+    for seed in args.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            seeds.append(train_seed(args.game, seed, args.steps, Path(folder)))
+        print(json.dumps(seeds[-1]), flush=True)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / f"{args.game}.json").write_text(json.dumps({"about": about, "seeds": seeds}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
