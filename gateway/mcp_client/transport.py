@@ -51,9 +51,11 @@ class Services:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-        await self.reaper.stop()
-        await self.http_clients.aclose()
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:  # It raises where this task was cancelled.
+            await self.reaper.stop()
+            await self.http_clients.aclose()
 
 
 TransportName = Literal["stdio", "sse", "streamable-http"]

@@ -69,8 +69,10 @@ class HarborToolset:
 
     async def __aexit__(self, *error: Any) -> None:
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-        await self._services.__aexit__(None, None, None)
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            await self._services.__aexit__(None, None, None)
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:

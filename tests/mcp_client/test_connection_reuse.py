@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -93,6 +94,24 @@ async def test_idle_connection_of_an_origin_that_is_never_used_again_is_closed(m
         request = send_request(transport, "GET", httpx2.URL(server.url), {}, None)
         async with aclosing(await request) as response:
             assert await response.aread() == b"ok"
+        await server.closed.wait()
+
+
+async def test_gateway_whose_task_is_cancelled_closes_its_connections() -> None:
+    async def hold(url: str) -> None:
+        async with Services() as services:
+            transport = await services.http_clients.for_server(Server(url=url))(url)
+            async with aclosing(await send_request(transport, "GET", httpx2.URL(url), {}, None)) as response:
+                await response.aread()
+            await anyio.sleep_forever()
+
+    async with connect_to_server() as (server, _):
+        task = asyncio.create_task(hold(server.url))
+        while not server.request_count:  # noqa: ASYNC110 - bounded above; the server is a loop of its own
+            await anyio.sleep(0.001)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
         await server.closed.wait()
 
 

@@ -272,7 +272,7 @@ class PolicyUpdater:
             if self._critic:
                 self._critic.zero_grad()
             if is_out_of_memory(error):
-                longest = max(len(sequence.ids) for sequence in train_batch.sequences)
+                longest = max((len(sequence.ids) for sequence in train_batch.sequences), default=0)
                 remedy = suggest_remedy(self._policy.model, self._policy.settings, longest)
                 raise PolicyError(f"memory ran out in step {self._policy.steps + 1}", remedy) from error
             raise

@@ -69,15 +69,16 @@ def plan_job(job: Job) -> Placement:
 def choose_micro_batch(job: Job) -> None:
     """Chooses the tokens of a micro-batch where the settings leave them open: as many as fit into the machine's memory.
 
-    What others have taken of it does not count: on the same machine, the same run is the same to the bit.
+    What other programs have taken of it does not count: on one machine without a GPU, a run is the same to the bit.
     """
     settings, update = job.settings, job.settings.update
     if update.micro_batch_tokens is not None:
         return
+    sharing = 1 if has_gpu() else count_local_ranks(settings.distributed)
     for tokens in MICRO_BATCHES:
         chosen = update.model_copy(update={"micro_batch_tokens": tokens})
         job.settings = settings.model_copy(update={"update": chosen})
-        needed = plan_job(job).plan.needed
+        needed = sharing * plan_job(job).plan.needed
         if tokens <= settings.limits.rollout_tokens or needed < USABLE * total_memory():  # A rollout is never split.
             return
 

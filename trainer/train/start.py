@@ -155,7 +155,7 @@ async def _build_train_loop(
     if engine.version != step:
         await engine.publish(await to_thread.run_sync(lambda: policy.weights), step)
     await stack.enter_async_context(job.open_player(engine, logs, log, is_last=not settings.evaluation.after))
-    for note in _describe_run(job, engine, channel, is_resumed=checkpoint is not None):
+    for note in _describe_run(job, engine, channel, is_resumed=given.update.lr != job.given_update.lr):
         log(note)
     if checkpoint:
         job.task_stream.restore(checkpoint.state["position"])

@@ -14,7 +14,7 @@ from tests.trainer.train.trainings import count_lines, read_run_metrics, write_c
 from trainer.policy.shards import has_shards
 from trainer.storage.run_files import read_metrics
 
-STEPS = 6
+STEPS = 8
 SILENT_S = 10.0
 FACTORS = ("mismatch/factor", "mismatch/rejected")
 SETTINGS = {"engine": "torch", "prompts": 2, "n": 3, "record": False}
