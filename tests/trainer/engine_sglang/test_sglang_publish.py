@@ -224,6 +224,21 @@ async def test_server_restarted_while_memory_is_released_is_not_asked_to_resume(
         assert (await engine.generate(IDS, Sampling(max_tokens=3))).version == 2
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_folder_of_weights_stays_until_the_next_publish_where_other_ranks_may_still_read_it(
+    tmp_path: Path, ranks: int
+) -> None:
+    for name in ("model", "shared"):
+        (tmp_path / name).mkdir()
+    way = DiskSync(tmp_path / "model", tmp_path / "shared")
+    async with serving(Fake(info={"tp_size": ranks})) as urls, SGLangEngine(urls, way) as engine:
+        for version in (1, 2):
+            await engine.publish(weights(version), version)
+            left = [folder.name.rsplit("-", 1)[0] for folder in (tmp_path / "shared").iterdir()]
+            assert left == ([f"weights-{version}"] if ranks > 1 else [])
+    assert not [*(tmp_path / "shared").iterdir()]
+
+
 async def test_draft_model_is_left_as_it_is_and_what_it_proposes_is_counted(tmp_path: Path) -> None:
     fake, new = Fake(info={"speculative_algorithm": "EAGLE", "enable_deterministic_inference": True}), weights(1)
     async with opened(fake, finds=reads(new)) as engine:

@@ -1,6 +1,8 @@
 """Weight sync by disk: writes safetensors files to a folder that the servers read, and deletes it afterwards.
 
-A folder whose process was killed is deleted by the next publish to the same place, see `storage/temporary_folder.py`.
+A server that is split over GPUs answers once its first rank has loaded them, so that its folder stays until the next
+publish: one that is gone too early would be looked for on the hub, and end the server. A folder whose process was
+killed is deleted by the next publish to the same place, see `storage/temporary_folder.py`.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +42,8 @@ class DiskSync:
         """`model` is the folder that the servers serve, whose configuration is copied beside the weights; `folder` is
         one that servers on other machines can read."""
         self._model, self._folder = model, folder
+        self._kept: TemporaryFolder | None = None
+        """The folder of the last publish, if ranks of a server may still read it."""
 
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
@@ -47,10 +52,15 @@ class DiskSync:
             raise EngineError(
                 "SGLang would load the folder of weights into its draft model, too: use `serving.weight_sync: tensors`"
             )
-        with await to_thread.run_sync(TemporaryFolder, self._folder, f"weights-{version}-") as folder:
+        await self.close()
+        with ExitStack() as stack:
+            folder = stack.enter_context(await to_thread.run_sync(TemporaryFolder, self._folder, f"weights-{version}-"))
             body = {"model_path": str(folder.path), "weight_version": str(version), "flush_cache": flush}
             size = await to_thread.run_sync(self._write_folder, folder.path, weights)
             await run_all(partial(self._send_to, target, body, load_timeout_s(size)) for target in targets)
+            if any(target.features.ranks > 1 for target in targets):
+                stack.pop_all()
+                self._kept = folder
         return size
 
     async def _send_to(self, target: SyncTarget, body: Mapping[str, object], within: float) -> None:
@@ -74,4 +84,7 @@ class DiskSync:
         return size
 
     async def close(self) -> None:
-        """Holds no resources."""
+        """Deletes what was kept."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await to_thread.run_sync(kept.remove)
