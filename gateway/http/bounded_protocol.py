@@ -137,7 +137,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_body_cycle = False
         """Whether `cycle` is that of the body which is being read."""
         self._messages = 0
-        self._piece_bytes, self._head_bytes, self._begun_bytes = 0, 0, 0
+        self._piece_bytes, self._head_bytes, self._start_bytes = 0, 0, 0
         """Those of the piece that is read, of a head's pieces so far, and of one in which a head began after others."""
         self._wire_bytes, self._body_bytes, self._body_started_at = 0, 0, 0.0
         self._timer: Any = None
@@ -184,7 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(_head_too_large(self.settings))
                 return
         elif self._in_head:
-            self._begun_bytes = len(piece)
+            self._start_bytes = len(piece)
         elif not was_in_head:
             self._wire_bytes += len(piece)
             if self._wire_bytes > 2 * self._body_bytes + self.settings.head_bytes:
@@ -276,9 +276,9 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        is_small = self._begun_bytes + self._head_bytes + self._piece_bytes <= self.settings.head_bytes
+        is_small = self._start_bytes + self._head_bytes + self._piece_bytes <= self.settings.head_bytes
         self._in_head, self._has_started = False, False
-        self._begun_bytes = self._head_bytes = self._wire_bytes = self._body_bytes = 0
+        self._start_bytes = self._head_bytes = self._wire_bytes = self._body_bytes = 0
         self.open_heads.discard(self)
         if self._refused:
             return
