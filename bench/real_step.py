@@ -1,8 +1,9 @@
-"""A step of GRPO as in `make real` beside TRL's: same model, tasks, tools, limits and threads; run by `real_model.py`.
+"""A step of GRPO as in `make real` beside TRL's: same model, tasks, tools and limits; run by `real_model.py`.
 
-The model first learns some of its own successes, as in `make real`; it is kept in the cache folder. The prompts are the
-same tokens. `calculate` stands behind MCP in mtrl, and is a function in TRL. Gradients are accumulated over
-micro-batches of 2,048 tokens in mtrl, which leaves groups without a gradient out, and of 12 rollouts in TRL.
+TRL computes on all cores, mtrl on as many as it finds faster. The model first learns some of its own successes, as in
+`make real`; it is kept in the cache folder. The prompts are the same tokens. `calculate` stands behind MCP in mtrl,
+and is a function in TRL. Gradients are accumulated over micro-batches of 2,048 tokens in mtrl, which leaves groups
+without a gradient out, and of 12 rollouts in TRL.
 """
 
 from __future__ import annotations

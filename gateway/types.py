@@ -177,8 +177,9 @@ class ToolResult:
         return "\n".join(part.text for part in self.parts if isinstance(part, Text))
 
 
-def with_times(result: ToolResult, timing: Mapping[str, float], elapsed_s: float = 0.0) -> ToolResult:
+def with_times(result: ToolResult, timing: Mapping[str, float], elapsed_s: float | None = None) -> ToolResult:
     """The result with the time that it took; each call needs it, and `dataclasses.replace` takes twice as long."""
+    elapsed_s = result.elapsed_s if elapsed_s is None else elapsed_s
     about = (result.parts, result.outcome, result.reward, result.done, result.structured, result.metrics, result.reason)
     return ToolResult(*about, result.attempts, elapsed_s, timing, result.meta)
 

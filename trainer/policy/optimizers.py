@@ -42,7 +42,7 @@ def choose_rates(update: UpdateSettings, parameters: int, steps: int | None = No
     return chosen.model_copy(update={"critic": chosen.critic.model_copy(update={"lr": chosen.critic_rate})})
 
 
-def keep_rates(update: UpdateSettings, saved: UpdateSettings) -> UpdateSettings:
+def keep_choices(update: UpdateSettings, saved: UpdateSettings) -> UpdateSettings:
     """The settings of a run that is resumed: what they leave open, and is chosen at a start, is as the run has it."""
     chosen = ("lr", "warmup_steps", "decay_steps", "micro_batch_tokens")
     names = [name for name in chosen if getattr(update, name) is None]

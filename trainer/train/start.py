@@ -20,7 +20,7 @@ from trainer.engines import engine_notes
 from trainer.policy import rng
 from trainer.policy.memory_parts import MemoryPart
 from trainer.policy.memory_plan import plan_other_rank
-from trainer.policy.optimizers import describe_rates, keep_rates
+from trainer.policy.optimizers import describe_rates, keep_choices
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.setup import trust_model
@@ -81,7 +81,7 @@ async def train(
             tape = folder.new_tape(step + 1) if settings.record else None
             with show_warm_start(console) as on_progress:
                 opening = open_job(
-                    _keep_rates(located, folder) if resume else located,
+                    _keep_choices(located, folder) if resume else located,
                     tape=tape,
                     on_warm_start=on_progress,
                     objects=objects,
@@ -112,7 +112,7 @@ def _frozen_garbage_collection() -> Iterator[None]:
 def _find_checkpoint(folder: RunFolder, settings: TrainSettings, console: Console) -> Checkpoint | None:
     """The checkpoint to resume from; None if the run ended before its first one."""
     saved = folder.load_settings()
-    resumed = settings.model_copy(update={"update": keep_rates(settings.update, saved.update)})
+    resumed = settings.model_copy(update={"update": keep_choices(settings.update, saved.update)})
     changed = changed_settings(saved, resumed)
     if changed:
         remedy = "undo these changes to resume the run, or start another one without --resume"
@@ -120,9 +120,9 @@ def _find_checkpoint(folder: RunFolder, settings: TrainSettings, console: Consol
     return folder.checkpoints.find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
 
 
-def _keep_rates(settings: TrainSettings, folder: RunFolder) -> TrainSettings:
+def _keep_choices(settings: TrainSettings, folder: RunFolder) -> TrainSettings:
     """The settings; what they leave open, and is chosen at a start, is as the run was started with."""
-    return settings.model_copy(update={"update": keep_rates(settings.update, folder.load_settings().update)})
+    return settings.model_copy(update={"update": keep_choices(settings.update, folder.load_settings().update)})
 
 
 async def _build_train_loop(

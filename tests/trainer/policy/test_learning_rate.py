@@ -6,7 +6,7 @@ import pytest
 
 from tests.trainer.train.jobs import ROOT
 from trainer.cli.run_file import read_run_file
-from trainer.policy.optimizers import choose_rates, find_unusual_rate, keep_rates, learning_rate_factor
+from trainer.policy.optimizers import choose_rates, find_unusual_rate, keep_choices, learning_rate_factor
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
 
 LORA = LoraSettings()
@@ -42,5 +42,5 @@ def test_shipped_jobs_name_their_rate_which_is_a_usual_one(name: str) -> None:
 def test_a_resumed_run_keeps_the_rates_that_it_was_started_with() -> None:
     saved = choose_rates(UpdateSettings(critic=CriticSettings()), SIZES[1], steps=50)
     assert saved.decay_steps == 50, "by default the last step of the run"
-    assert keep_rates(UpdateSettings(critic=CriticSettings()), saved) == saved, "also if it goes on for more steps"
-    assert keep_rates(UpdateSettings(lr=3e-4), saved).lr == 3e-4, "what is set is compared, and refused"
+    assert keep_choices(UpdateSettings(critic=CriticSettings()), saved) == saved, "also if it goes on for more steps"
+    assert keep_choices(UpdateSettings(lr=3e-4), saved).lr == 3e-4, "what is set is compared, and refused"

@@ -82,7 +82,7 @@ class KVCache:
     def _allocate(self, length: int) -> Tensor:
         """Zeros: masked positions must be finite, since zero times infinity is not zero.
 
-        On a CPU, NumPy's zeros take memory only where something is written, so that free slots have none.
+        On a CPU, NumPy's zeros take memory only near what is written, so that most of the free slots have none.
         """
         shape = self._shape
         axes = (shape.layers, 2, self._slots, shape.heads, length, shape.head_dim)
