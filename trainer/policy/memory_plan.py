@@ -23,6 +23,7 @@ from trainer.policy.memory_parts import (
     Phase,
     count_adapter_parameters,
     find_adapted_layers,
+    is_expert_stack,
     join_remedies,
     load_meta_model,
 )
@@ -78,15 +79,16 @@ def plan_memory(
         MemoryPart("keys and values", kv_bytes, FEWER_SEQUENCES, during=_cache_phases(holding)),
     ]
     if update and algorithm:
-        is_offloaded = getattr(getattr(settings, "distributed", None), "offload", False)
-        state, passes = _plan_rank(model, update, algorithm, shards, tokens, is_offloaded=is_offloaded)
+        distributed: Any = getattr(settings, "distributed", None)
+        state, passes = _plan_rank(model, update, algorithm, shards, tokens, distributed)
         parts += state
         if shards > 1:
             most = weight_bytes(model) if is_embedded(settings) else min(weight_bytes(model), BUCKET_BYTES)
             parts.append(MemoryPart("weights on their way", most, during=("publishing",)))
         parts += passes
         if not torch.cuda.is_available():
-            parts.append(plan_allocator(model, update, max(update.pass_tokens, tokens)))
+            shared_by = getattr(distributed, "context_parallel", 1)
+            parts.append(plan_allocator(model, update, max(update.pass_tokens, tokens) // shared_by))
     if is_embedded(settings):
         parts += _plan_embedded(settings, model, holding)
     taken = 0 if torch.cuda.is_available() else measure_floor(lora=bool(update and update.lora))
@@ -99,27 +101,37 @@ def plan_other_rank(
     algorithm: AlgorithmSettings,
     shards: int,
     tokens: int,
-    *,
-    is_offloaded: bool = False,
+    distributed: Any,
 ) -> tuple[MemoryPart, ...]:
     """The memory of a rank without an engine: `shards` ranks share a copy of the training state, and a row has up to
-    `tokens`."""
+    `tokens`. `distributed` are the settings of ranks."""
     model = load_meta_model(folder)
-    state, passes = _plan_rank(model, update, algorithm, shards, tokens, is_offloaded=is_offloaded)
+    state, passes = _plan_rank(model, update, algorithm, shards, tokens, distributed)
     return (*state, *passes)
 
 
 def _plan_rank(
-    model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int, *, is_offloaded: bool
+    model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int, distributed: Any
 ) -> tuple[list[MemoryPart], list[MemoryPart]]:
     """A rank's share of the training state, and its passes over rows."""
-    longest = max(update.pass_tokens, tokens)
+    longest, shared_by = max(update.pass_tokens, tokens), getattr(distributed, "context_parallel", 1)
     state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm, shards)]
-    if is_offloaded and torch.cuda.is_available():
+    if getattr(distributed, "offload", False) and torch.cuda.is_available():
         state = list(_offloaded(state, model, computed_bytes(update)))
-    chunk = min(update.logits_chunk, longest)
-    passes = plan_update_pass(model, update.model_copy(update={"logits_chunk": chunk}), tokens)
+    chunk = min(update.logits_chunk, -(-longest // shared_by))
+    passes = plan_update_pass(model, update.model_copy(update={"logits_chunk": chunk}), tokens, shared_by)
+    if getattr(distributed, "expert_parallel", False):
+        passes.append(_plan_rounded_experts(model, update, shards))
     return state, [*passes, *plan_embedding_gradients(model, update)]
+
+
+def _plan_rounded_experts(model: Any, update: UpdateSettings, shards: int) -> MemoryPart:
+    """What a pass keeps of this rank's experts in the dtype that it computes in; with checkpointing, of a layer's."""
+    weights = [value.numel() for module in model.modules() if is_expert_stack(module) for value in module.parameters()]
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers if update.gradient_checkpointing else 1
+    width = computed_bytes(update) if computed_bytes(update) < FLOAT_BYTES else 0
+    remedy = "set `update.gradient_checkpointing`"
+    return MemoryPart("rounded experts", width * sum(weights) // (shards * layers), remedy, ("pass",))
 
 
 def _cache_phases(holding: Holding) -> tuple[Phase, ...]:
@@ -186,8 +198,9 @@ def is_embedded(settings: BaseRolloutSettings) -> bool:
     return settings.engine == "torch" or (settings.engine == "auto" and not can_use_sglang())
 
 
-def plan_update_pass(model: Any, update: UpdateSettings, longest: int) -> list[MemoryPart]:
-    """The memory of one forward and backward pass, where rollouts have up to `longest` tokens."""
+def plan_update_pass(model: Any, update: UpdateSettings, longest: int, shared_by: int = 1) -> list[MemoryPart]:
+    """The memory of one forward and backward pass, where rollouts have up to `longest` tokens, on each of the ranks
+    that share it."""
     tokens = max(update.pass_tokens, longest)
     config = model.config.get_text_config(decoder=True)
     heads, kv_heads, head_width = _attention_shape(config)
@@ -210,8 +223,8 @@ def plan_update_pass(model: Any, update: UpdateSettings, longest: int) -> list[M
     return [
         MemoryPart(
             f"a pass over {tokens} tokens",
-            width * tokens * kept,
-            f"{remedy}; a single rollout is never split",
+            width * -(-tokens // shared_by) * kept,
+            f"{remedy}; only `distributed.context_parallel` splits a rollout",
             ("pass",),
             note,
         ),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.distributed.expert_models import save_expert_model
 from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.distributed.settings import DistributedSettings
@@ -102,6 +103,20 @@ def test_planned_pass_is_close_to_the_real_one(checkpointing: bool, dtype: str) 
     # Recomputed activations exist only in the backward pass.
     minimum = 2 * getattr(torch, dtype).itemsize * 16 * len(ids_T) if checkpointing else 0.7 * planned
     assert minimum <= sum(kept.values()) < 1.3 * planned
+
+
+def test_ranks_that_share_rows_have_a_part_of_a_pass_each_and_rounded_experts_count(tmp_path: Path) -> None:
+    model = save_expert_model(tmp_path, "qwen3_moe")
+    experts = sum(value.numel() for name, value in model.named_parameters() if ".experts." in name)
+
+    def plan(**distributed: Any) -> MemoryPlan:
+        ranks, update = DistributedSettings(**distributed), UpdateSettings(dtype="bfloat16", micro_batch_tokens=10000)
+        options: dict[str, Any] = {"engine": "torch", "out": tmp_path, "update": update, "distributed": ranks}
+        return plan_memory(TrainSettings(model=str(tmp_path), data="-", **options), tmp_path, GIB)
+
+    assert part_size(plan(), "a pass over") == 2 * part_size(plan(context_parallel=2), "a pass over") > 0
+    assert part_size(plan(expert_parallel=True), "rounded experts") == 2 * experts
+    assert part_size(plan(), "rounded experts") == 0
 
 
 @pytest.mark.parametrize(
