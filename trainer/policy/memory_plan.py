@@ -67,12 +67,15 @@ def plan_memory(
     algorithm: AlgorithmSettings | None = getattr(settings, "algorithm", None)
     generating, tokens = settings.concurrency.running_requests, settings.limits.rollout_tokens
     holding, positions = _embedded_holding(settings, model, ranks), tokens
-    server_bytes = FLOAT_BYTES if is_embedded(settings) else _server_bytes(settings)
+    server_bytes = _server_bytes(settings)
     if is_embedded(settings):
         from trainer.engine.torch.dense_model import unsupported_reason
         from trainer.engine.torch.kv_cache import KVCache
+        from trainer.engine.torch.paged_kv_cache import planned_positions
 
-        positions = tokens if unsupported_reason(model) else KVCache.planned_length(tokens)
+        if not unsupported_reason(model):
+            positions = (planned_positions if torch.cuda.is_available() else KVCache.planned_length)(tokens)
+        server_bytes = _embedded_bytes(holding)
     kv_bytes = generating * positions * kv_bytes_per_token(model) * server_bytes // FLOAT_BYTES
     parts = [
         _engine_weights(model, holding, server_bytes),
@@ -141,35 +144,44 @@ def _cache_phases(holding: Holding) -> tuple[Phase, ...]:
 
 def _plan_embedded(settings: BaseRolloutSettings, model: Any, holding: Holding) -> Iterator[MemoryPart]:
     """What an engine in this process needs besides its weights, and its keys and values of running sequences."""
-    from trainer.engine.torch.torch_engine import CACHE_BYTES
+    from trainer.engine.torch.torch_engine import default_cache_bytes
 
     rollouts, tokens = settings.concurrency.running_requests, settings.limits.rollout_tokens
     step = getattr(settings, "prompts", rollouts) * getattr(settings, "n", 1)
-    cached = min(CACHE_BYTES, step * tokens * kv_bytes_per_token(model))
+    width = _embedded_bytes(holding)
+    most = default_cache_bytes("cuda" if torch.cuda.is_available() else "cpu")
+    cached = min(most, step * tokens * kv_bytes_per_token(model) * width // FLOAT_BYTES)
     yield MemoryPart("prefixes that are kept", cached, FEWER_SEQUENCES, during=_cache_phases(holding))
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     sampling = SAMPLING_COPIES * FLOAT_BYTES * rollouts * vocabulary
     phases: tuple[Phase, ...] = ("generating",) if is_synchronous(settings) else LOADED
     yield MemoryPart("probabilities while sampling", sampling, "lower `concurrency.running_requests`", during=phases)
     if holding != "shared":
-        yield MemoryPart("the model that the engine copies", weight_bytes(model), during=("loading",))
+        yield MemoryPart("the model that the engine copies", weight_bytes(model, width), during=("loading",))
+
+
+def _embedded_bytes(holding: Holding) -> int:
+    """Bytes of a number in keys and values, and in the model that is loaded for the engine."""
+    return 2 if holding == "bfloat16" and torch.cuda.is_available() else FLOAT_BYTES
 
 
 def _embedded_holding(settings: BaseRolloutSettings, model: Any, ranks: int) -> Holding:
     """How an engine in this process will hold the weights; as copies, where servers have them."""
     if not is_embedded(settings):
         return "copied"
-    from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
+    from trainer.engine.torch.choose_holding import choose_holding, is_half, largest_matrix
     from trainer.engine.torch.dense_model import unsupported_reason
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision, parameters = settings.engine_precision, weight_bytes(model) // FLOAT_BYTES
+    if is_half(precision, device):
+        return "bfloat16"
     if unsupported_reason(model):
         return "copied"
     update: UpdateSettings | None = getattr(settings, "update", None)
     can_share = update is not None and not update.lora and ranks == 1 and is_synchronous(settings)
     can_share = can_share and computed_bytes(update) == FLOAT_BYTES
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    parameters = weight_bytes(model) // FLOAT_BYTES
-    return choose_holding(settings.engine_dtype, parameters, largest_matrix(model), device=device, can_share=can_share)
+    return choose_holding(precision, parameters, largest_matrix(model), device=device, can_share=can_share)
 
 
 def _engine_weights(model: Any, holding: Holding, server_bytes: int) -> MemoryPart:
