@@ -35,8 +35,7 @@ class DistributedSettings(FrozenModel):
     gathering all experts for its own."""
     offload: bool = False
     """Keeps each rank's part of weights, gradients and optimizer in the host's memory; a layer's weights come to the
-    GPU for its own computation, and the optimizer steps on the CPU. Slower, for models that do not fit otherwise.
-    Without a GPU, weights are in the host's memory anyway."""
+    GPU for its own computation, and the optimizer steps on the CPU. Slower, for models that do not fit otherwise."""
     timeout_s: PositiveFloat = 600.0
     """Seconds that ranks wait for each other, and that a rank may show no sign of life, before the run ends with the
     name of the rank that is late."""
