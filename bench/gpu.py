@@ -72,6 +72,7 @@ PARTS = (
     Part("TRL 0.5B", "trl", 55, 150),
     Part("learning", "learning", 170, 260),
     Part("update 1.5B", "update", 45, 120, shape="1.5B"),
+    Part("embedded engine", "embedded", 75, 200),
     Part("memory", "memory", 60, 180),
     Part("resuming", "resuming", 60, 180),
 )

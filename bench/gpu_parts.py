@@ -33,6 +33,7 @@ from gpu_workload import (  # noqa: E402
     ModelShape,
     build_random_model,
     make_batch,
+    make_requests,
     repeat_requests,
     run_rollouts,
 )
@@ -40,12 +41,16 @@ from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
+from trainer.engine.base import Sampling  # noqa: E402
 from trainer.engine.sglang.sglang_engine import SGLangEngine  # noqa: E402
 from trainer.engine.sglang.weight_sync.base import WeightSync  # noqa: E402
 from trainer.engine.sglang.weight_sync.disk import DiskSync  # noqa: E402
 from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync  # noqa: E402
 from trainer.engine.sglang.weight_sync.tensors import TensorSync  # noqa: E402
 from trainer.engine.sglang.weight_sync.verify import TrainerReference  # noqa: E402
+from trainer.engine.torch.torch_engine import STEPS_AHEAD, TorchEngine  # noqa: E402
+from trainer.engine.torch.weights import Holding  # noqa: E402
+from trainer.model import load_model  # noqa: E402
 from trainer.policy.policy import Policy  # noqa: E402
 from trainer.policy.settings import UpdateSettings  # noqa: E402
 from trainer.policy.update import PolicyUpdater  # noqa: E402
@@ -63,6 +68,8 @@ MICRO_BATCHES = (8192, 32768)
 UPDATES = 2
 """After a first one, in which kernels are chosen."""
 PUBLISHES = 3
+AT_ONCE, SMALL_AT_ONCE = 64, 4
+"""Sequences of one turn, generated at once by SGLang and by the embedded engine."""
 TINY_JOB = {"prompts": 2, "n": 2, "evaluation": {"every": 0, "after": False}}
 
 
@@ -146,6 +153,44 @@ async def measure_rollouts(arguments: argparse.Namespace) -> None:
         plain_s = await repeat_requests(arguments.url, run.requests, shape)
         tell("written by bare SGLang", run.counters.written / plain_s, "tokens/s")
         tell("share of bare SGLang", plain_s / run.wall_s)
+    count = SMALL_AT_ONCE if arguments.small else AT_ONCE
+    taken = await repeat_requests(arguments.url, make_requests(shape, count), shape)
+    tell("one turn", count * shape.written / taken, "tokens/s", at_once=count, by="bare SGLang")
+
+
+async def measure_embedded(arguments: argparse.Namespace) -> None:
+    """The embedded engine alone on the card, with the work of the part `rollouts`: to be within a third of SGLang."""
+    if not (CUDA or arguments.small):
+        return skip("written", "decoding ahead needs CUDA; `python -m bench.engine` measures the engine on a CPU")
+    shape, count = SHAPES[arguments.shape], SMALL_AT_ONCE if arguments.small else AT_ONCE
+    model = load_model(arguments.model, torch.bfloat16 if CUDA else torch.float32, DEVICE)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    holding: Holding = "bfloat16" if CUDA else "copied"
+    began = time.perf_counter()
+    engine = TorchEngine(
+        model, max_sequences=count, holding=holding, deterministic=False, steps_ahead=STEPS_AHEAD, longest=shape.context
+    )
+    async with engine:
+        tell("ready", time.perf_counter() - began, "s")
+        for note in engine.capabilities.notes:
+            tell("note", note)
+        await run_rollouts(engine, replace(shape, groups=1), "warm")
+        with GpuIdleMeter() as meter:
+            run = await run_rollouts(engine, shape, "whole")
+        rollouts = shape.groups * shape.siblings
+        tell("rollouts", rollouts / run.wall_s, "rollouts/s", turns=shape.turns, at_once=count)
+        tell("written", run.counters.written / run.wall_s, "tokens/s")
+        tell("idle", meter.idle_share, "of the time")
+        sampling = Sampling(max_tokens=shape.written, seed=0)
+        began = time.perf_counter()
+        async with anyio.create_task_group() as tasks:
+            for (ids,) in make_requests(shape, count).values():
+                tasks.start_soon(engine.generate, ids, sampling)
+        taken = time.perf_counter() - began
+        tell("one turn", count * shape.written / taken, "tokens/s", at_once=count, by="embedded engine")
+        block = torch.empty(weights // 4, device=DEVICE)
+        floor = seconds(lambda: block.sum())
+        tell("weights read once a token", count / floor, "tokens/s", at_once=count, bytes=weights)
 
 
 async def measure_publishing(arguments: argparse.Namespace) -> None:
@@ -346,6 +391,7 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Any]] = {
     "gates": check_gates,
     "rollouts": measure_rollouts,
     "publishing": measure_publishing,
+    "embedded": measure_embedded,
     "update": measure_update,
     "trl": measure_trl,
     "memory": measure_memory,
@@ -371,7 +417,7 @@ def main(words: Sequence[str] | None = None) -> None:
     random.seed(0)
     arguments.model = build_random_model(SHAPES[arguments.shape], arguments.work / arguments.shape, CUDA)
     work = PARTS[arguments.part]
-    if arguments.part in ("gates", "rollouts", "publishing"):
+    if arguments.part in ("gates", "rollouts", "publishing", "embedded"):
         anyio.run(work, arguments)
     else:
         work(arguments)

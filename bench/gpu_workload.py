@@ -25,9 +25,8 @@ from gateway.types import Image  # noqa: E402
 from tests.trainer.conversations import make_template  # noqa: E402
 from tests.trainer.policy_scripts import HERMES, make_gateway  # noqa: E402
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence  # noqa: E402
-from trainer.engine.base import Capabilities, Generation, OnIds, Sampling  # noqa: E402
+from trainer.engine.base import Capabilities, Engine, Generation, OnIds, Sampling  # noqa: E402
 from trainer.engine.sglang.http_client import SGLangClient  # noqa: E402
-from trainer.engine.sglang.sglang_engine import SGLangEngine  # noqa: E402
 from trainer.rollout.admission import Admission  # noqa: E402
 from trainer.rollout.loop import RolloutRunner  # noqa: E402
 from trainer.rollout.scheduler import Group, Scheduler  # noqa: E402
@@ -97,7 +96,7 @@ def build_random_model(shape: ModelShape, folder: Path, cuda: bool) -> Path:
 class RecordingEngine:
     """An engine with turns of fixed length that records its requests, to repeat them without tools."""
 
-    inner: SGLangEngine
+    inner: Engine
     turn_tokens: int
     requests: defaultdict[str, list[tuple[int, ...]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -141,7 +140,7 @@ class RolloutRun:
         return sum(len(rollout.ledger) for group in self.groups for rollout in group.rollouts)
 
 
-async def run_rollouts(engine: SGLangEngine, shape: ModelShape, name: str) -> RolloutRun:
+async def run_rollouts(engine: Engine, shape: ModelShape, name: str) -> RolloutRun:
     """Runs the whole rollout loop: template, parser, gateway, and a tool that answers at once."""
     template = make_template(
         HERMES, Settings(sanity="disable")
@@ -176,6 +175,14 @@ def make_text(template: Template, tokens: int) -> str:
     """A text of approximately this many tokens."""
     phrase = "work goes on "
     return phrase * max(1, tokens // len(template.tokenizer.encode(phrase)))
+
+
+def make_requests(shape: ModelShape, count: int) -> dict[str, list[tuple[int, ...]]]:
+    """Prompts that have nothing in common, one for each sequence."""
+    rng = random.Random(0)
+    return {
+        str(number): [tuple(rng.randrange(1, shape.vocabulary) for _ in range(shape.prompt))] for number in range(count)
+    }
 
 
 async def repeat_requests(url: str, requests: Mapping[str, list[tuple[int, ...]]], shape: ModelShape) -> float:

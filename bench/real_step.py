@@ -33,8 +33,8 @@ from trainer.template.chat_template import function_schema
 from trainer.template.text_calls import write_calls_as_text
 from trainer.train.settings import TrainSettings
 
-ROUNDS, STEPS = 2, 3
-"""Runs of each trainer, in turns, and the steps of each that count, after a first one."""
+ROUNDS, STEPS = 1, 2
+"""Runs of each trainer, and the steps of each that count, after a first one: a step of TRL takes five minutes."""
 START = Size(sampled=180, start_epochs=2)
 """A short warm start: of a group whose rollouts all succeed, nothing is learned."""
 LR = 1e-6

@@ -71,7 +71,7 @@ ROWS = (
 
 def echo_command() -> list[str]:
     """Starts the echo server over HTTP."""
-    return [sys.executable, str(SERVERS / "echo.py"), "--port", "0"]
+    return [sys.executable, str(SERVERS / "echo.py")]
 
 
 def process_commands(echo_url: str, peer: Peer) -> dict[str, list[str]]:
@@ -89,7 +89,7 @@ def process_commands(echo_url: str, peer: Peer) -> dict[str, list[str]]:
     if not peer.problem:
         proxy = [peer.python, str(SERVERS / "proxy.py")]
         commands["fastmcp-native"] = [*proxy, "--native"]
-        commands["fastmcp-stdio"] = [*proxy, "--script", str(SERVERS / "echo.py"), "--python", sys.executable]
+        commands["fastmcp-stdio"] = [*proxy, "--script", str(SERVERS / "plain_stdio.py"), "--python", sys.executable]
         commands["fastmcp-http"] = [*proxy, "--url", echo_url]
     return commands
 

@@ -132,7 +132,9 @@ LEGEND = (
     "{many} calls at once in the same round, and are medians of the rounds, with least and most: this row's cost as a "
     "multiple of its floor, which is the row or the sum of the rows named beside it, and the cost of FastMCP, with the "
     "same way in and the same tool behind, as a multiple of this row's. FastMCP has one client connected all the time, "
-    "answers with JSON, keeps no sessions, and runs on uvloop and httptools, as all rows over HTTP do."
+    "answers with JSON, keeps no sessions, and runs on uvloop and httptools, as all rows over HTTP do. The tool server "
+    "over stdio is of the standard library alone: one of the SDK takes more CPU for a call than our gateway, which "
+    "then waits for each answer, while a gateway that takes more than the server reads many at once."
 )
 
 

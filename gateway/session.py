@@ -14,7 +14,7 @@ import anyio
 
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
 from gateway.errors import SessionError, Unavailable
-from gateway.limits import call_began
+from gateway.limits import CallStart, call_start
 from gateway.schema import checker_for
 from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
@@ -83,6 +83,8 @@ class ObservedCall(NamedTuple):
 
 
 Observer = Callable[[ObservedCall], None]
+ClosingStep = tuple[str, float, Callable[[], Awaitable[object]]]
+"""What failed if it fails, its limit in seconds, and what it does."""
 
 
 class GatewaySession:
@@ -176,7 +178,8 @@ class GatewaySession:
         result = CANCELLED
         with scope or anyio.CancelScope() as scope:
             self._scopes[scope] = RunningCall(call.name, began_at)
-            token = call_began.set(began_at)
+            start = CallStart(began_at, scope if tool is not None and tool.source.is_limited else None)
+            token = call_start.set(start)
             try:
                 if tool is None:
                     result = self._missing_tool_result(call.name)
@@ -196,8 +199,9 @@ class GatewaySession:
                 text, reason = "The tool failed unexpectedly.", f"{type(error).__name__}: {error}"
                 result = ToolResult((Text(text),), Outcome.UNKNOWN, reason=reason)
             finally:
-                call_began.reset(token)
+                call_start.reset(token)
                 self._end_call(scope)
+                result = start.late or result
                 result = with_times(result, result.timing, time.monotonic() - began_at)
                 self._record_result(call, tool, result)
         return result
@@ -342,27 +346,40 @@ class GatewaySession:
         self.closed = True
         for scope in list(self._scopes):
             scope.cancel()
+        steps: list[ClosingStep] = [
+            ("no final rewards", REWARDS_TIMEOUT_S + self.finish_s, self._collect_rewards),
+            ("not everything was released", RELEASE_TIMEOUT_S, self.stack.aclose),
+        ]
         if self._scopes:
-            await self._closing_step("its calls did not end", CANCEL_TIMEOUT_S, self._wait_for_calls)
-        rewards_s = REWARDS_TIMEOUT_S + self.finish_s
-        are_collected = await self._closing_step("no final rewards", rewards_s, self.finish)
-        self.has_rewards &= are_collected  # which the step may have cleared
-        await self._closing_step("not everything was released", RELEASE_TIMEOUT_S, self.stack.aclose)
+            steps.insert(0, ("its calls did not end", CANCEL_TIMEOUT_S, self._wait_for_calls))
+        while steps:
+            await self._take_closing_steps(steps)
         self._is_released = True
         if self._done_closing is not None:
             self._done_closing.set()
 
-    async def _closing_step(self, failure: str, within_s: float, step: Callable[[], Awaitable[object]]) -> bool:
-        """Runs one step of closing; logs a failure or timeout, so that the next one runs. Whether it was done."""
-        with anyio.move_on_after(within_s, shield=True) as scope:
-            try:
-                await step()
-                return True
-            except Exception:  # boundary: a failing reward must not prevent the release
-                log.exception("a session of task %r: %s", self.task.id, failure)
+    async def _take_closing_steps(self, steps: list[ClosingStep]) -> None:
+        """Takes the next steps of closing, until one is late; logs a failure, so that the next one runs.
+
+        They share a scope, which costs more than most steps do.
+        """
+        with anyio.CancelScope(shield=True) as scope:
+            while steps and not scope.cancel_called:
+                failure, within_s, step = steps.pop(0)
+                scope.deadline = anyio.current_time() + within_s
+                try:
+                    await step()
+                except Exception:  # boundary: a failing reward must not prevent the release
+                    log.exception("a session of task %r: %s", self.task.id, failure)
         if scope.cancelled_caught:
             log.error("a session of task %r: %s within %s s", self.task.id, failure, within_s)
-        return False
+
+    async def _collect_rewards(self) -> None:
+        try:
+            await self.finish()
+        except BaseException:
+            self.has_rewards = False
+            raise
 
     async def _wait_for_calls(self) -> None:
         """Waits until no call runs, because a final reward must see the effects of all calls."""

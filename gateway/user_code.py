@@ -97,8 +97,7 @@ class UserCode:
             name = self._function if isinstance(self._function, str) else user_code_name(self._function)
             if name.startswith(OWN_PACKAGES):
                 return self
-            noted = [(journal, journal.begin(name)) for journal in list(_journals)]
-            self._notes = [(journal, slot) for journal, slot in noted if slot is not None]
+            self._notes = [(journal, slot) for journal in _journals if (slot := journal.begin(name)) is not None]
         return self
 
     def __exit__(

@@ -92,6 +92,16 @@ async def test_closing_a_session_cancels_running_calls() -> None:
             await session.call(call("hang"))
 
 
+async def test_each_late_call_of_a_session_times_out_and_the_calls_after_it_run() -> None:
+    async with Gateway([source(hang, timeout_s=0.01), source(add, key="other")]) as gateway, gateway.open() as session:
+        with anyio.fail_after(60):
+            for _ in range(2):
+                late = await session.call(call("hang"))
+                assert late.outcome is Outcome.TIMEOUT and "within 0.01 s" in str(late.reason)
+            assert (await session.call(call("add", a=1, b=2))).text == "3"
+    assert late.elapsed_s >= 0.01
+
+
 async def test_closing_a_session_cancels_the_calls_that_wait_for_their_turn() -> None:
     async with Gateway([replace(source(hang), in_order=True)]) as gateway:
         session = await gateway.begin(Task())

@@ -108,18 +108,25 @@ def _make_torch_engine(
     """An engine in this process, which may use the tensors of the policy."""
     import torch
 
-    from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
+    from trainer.engine.torch.choose_holding import choose_holding, is_half, largest_matrix
     from trainer.engine.torch.threads import MIN_PARAMETERS
     from trainer.engine.torch.torch_engine import TorchEngine
+    from trainer.engine.torch.weights import Holding
     from trainer.model import configure_torch, load_model
 
     configure_torch()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shared = _find_shared_model(settings, policy)
-    loaded = load_model(model, device=device) if shared is None else shared
+    half = is_half(settings.engine_precision, device)
+    shared = None if half else _find_shared_model(settings, policy)
+    loaded = load_model(model, torch.bfloat16 if half else torch.float32, device) if shared is None else shared
     parameters, matrix = loaded.num_parameters(), largest_matrix(loaded)
-    holding = choose_holding(settings.engine_dtype, parameters, matrix, device=device, can_share=shared is not None)
-    deterministic = parameters < MIN_PARAMETERS if settings.deterministic is None else settings.deterministic
+    holding: Holding = "bfloat16"
+    if not half:
+        can_share = shared is not None
+        holding = choose_holding(settings.engine_precision, parameters, matrix, device=device, can_share=can_share)
+    deterministic = settings.deterministic
+    if deterministic is None:
+        deterministic = device == "cpu" and parameters < MIN_PARAMETERS
     return TorchEngine(
         loaded,
         decode=template.tokenizer.decode,
@@ -127,6 +134,7 @@ def _make_torch_engine(
         max_sequences=settings.concurrency.running_requests,
         holding=holding,
         deterministic=deterministic,
+        longest=settings.limits.rollout_tokens,
     )
 
 

@@ -70,7 +70,9 @@ async def _new_session_caller() -> AsyncIterator[Caller]:
 
 
 MCP_CALLERS: dict[str, Callable[[], Any]] = {
-    "raw-stdio": _mcp_caller(lambda: StdioServerParameters(command=sys.executable, args=[str(HERE / "echo.py")])),
+    "raw-stdio": _mcp_caller(
+        lambda: StdioServerParameters(command=sys.executable, args=[str(HERE / "plain_stdio.py")])
+    ),
     "raw-http": _mcp_caller(lambda: URL),
     "anew-http": _new_session_caller,
 }

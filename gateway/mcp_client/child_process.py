@@ -13,7 +13,6 @@ from pathlib import Path
 from subprocess import PIPE
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
@@ -32,7 +31,7 @@ from gateway.mcp_client.flood_limits import (
     StreamFlood,
     split_pieces,
 )
-from gateway.mcp_client.framing import LineSplitter, OversizedLine, put_item
+from gateway.mcp_client.framing import LineSplitter, OversizedLine
 from gateway.mcp_client.messages import (
     GUESS_BYTES,
     UnreadableMessageError,
@@ -64,7 +63,7 @@ _LAST_OUTPUT_S = 0.3
 """How long the output of a process that has exited is still read, where another process holds the pipe open."""
 _WRITE_BATCH_BYTES = 65536
 """No further line is added to a write of more bytes than this."""
-_MAX_WAITING_ANSWERS = 1_000
+_MAX_WAITING_LINES, _MAX_WAITING_ANSWERS = 64, 1_000
 _ANSWER = re.compile(rb'\s*(?:\[\s*)?\{\s*"(?:jsonrpc|id|result|error)"\s*:')
 _METHOD = re.compile(rb'"method"\s*:')
 MAX_UNASSIGNED = 64
@@ -106,6 +105,8 @@ class OpenRequests:
 
     def take_lost(self) -> Iterator[tuple[RequestId, str]]:
         """The requests whose answers were broken, with the problem: those left when as many answers were broken."""
+        if not self._broken:
+            return
         self._broken = [(rest, problem) for ids, problem in self._broken if (rest := ids & self._open)]
         candidates = {request_id for ids, _ in self._broken for request_id in ids}
         if not candidates or len(self._broken) < len(candidates):
@@ -165,12 +166,11 @@ class ChildProcess:
         stdin, stdout, stderr = WritePipe(pipes.stdin), ReadPipe(pipes.stdout), ReadPipe(pipes.stderr)
         self.log.note(f"process {process.pid} started")
         is_ended = False
-        write, outgoing = anyio.create_memory_object_stream[OutgoingLine](64)
-        dispatcher.outbox = StdinWriter(write, self.requests)
+        dispatcher.outbox = writer = StdinWriter(self.requests)
         try:
-            async with anyio.create_task_group() as tasks, write, outgoing:
+            async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._read_stdout, stdout, dispatcher)
-                tasks.start_soon(self._write_stdin, stdin, outgoing)
+                tasks.start_soon(writer.run, stdin)
                 tasks.start_soon(self._read_stderr, stderr)
                 tasks.start_soon(self._end_after_exit, process)
                 try:
@@ -264,12 +264,6 @@ class ChildProcess:
         if (mistake := find_mistake(line)) is not None:
             dispatcher.note_unreadable(mistake)
 
-    async def _write_stdin(self, stdin: WritePipe, outgoing: MemoryObjectReceiveStream[OutgoingLine]) -> None:
-        with suppress(*PIPE_ERRORS):
-            async with outgoing:
-                async for first in outgoing:
-                    await stdin.send(b"".join(_batch_lines(outgoing, first)))
-
     async def _read_stderr(self, stderr: ReadPipe) -> None:
         """Keeps the tail of stderr; an undrained pipe would block a server that logs a lot."""
         pacer = Pacer()
@@ -311,44 +305,67 @@ class ChildProcess:
 class StdinWriter:
     """The writing end. Lines are queued whole, so a cancelled call never leaves half a line in the pipe.
 
-    Answers to a server that asks without end and reads nothing are dropped.
+    Those that wait are written at once: a write to the pipe costs more than building a line. A memory stream would cost
+    more than both. Answers to a server that asks without end and reads nothing are dropped.
     """
 
-    def __init__(self, lines: MemoryObjectSendStream[OutgoingLine], requests: OpenRequests) -> None:
-        self._lines, self._requests = lines, requests
+    def __init__(self, requests: OpenRequests) -> None:
+        self._requests = requests
+        self._lines: deque[OutgoingLine] = deque()
+        self._has_lines, self._has_room = anyio.Event(), anyio.Event()
         self._waiting_answers = 0
+        self._is_closed = False
+
+    async def run(self, stdin: WritePipe) -> None:
+        """Writes the lines until it is cancelled, or nobody reads them any more."""
+        try:
+            with suppress(*PIPE_ERRORS):
+                while True:
+                    await self._has_lines.wait()
+                    await stdin.send(b"".join(self._take_batch()))
+        finally:
+            self._is_closed = True
+            self._has_room.set()
+
+    def _take_batch(self) -> Iterator[bytes]:
+        size = 0
+        while self._lines and size <= _WRITE_BATCH_BYTES:
+            data, pending = self._lines.popleft()
+            if pending is not None:
+                pending.sent = True
+            size += len(data)
+            yield data
+        if not self._lines:
+            self._has_lines = anyio.Event()
+        self._has_room.set()
 
     async def send(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
         self._requests.note_sent(message)
         line = (serialize(message) + b"\n", current_request.get())
-        if isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
-            # A server that stopped reading will not hear it, and the caller's deadline has already passed.
-            with suppress(anyio.WouldBlock):
-                self._lines.send_nowait(line)
-        elif isinstance(message, JSONRPCRequest | JSONRPCNotification):
-            await put_item(self._lines, line)
-        elif self._waiting_answers < _MAX_WAITING_ANSWERS:
-            self._waiting_answers += 1
-            try:
-                await put_item(self._lines, line)
-            finally:
-                self._waiting_answers -= 1
+        if isinstance(message, JSONRPCRequest):
+            await self._put(line)
+        elif not isinstance(message, JSONRPCNotification):
+            if self._waiting_answers < _MAX_WAITING_ANSWERS:
+                self._waiting_answers += 1
+                try:
+                    await self._put(line)
+                finally:
+                    self._waiting_answers -= 1
+        elif message.method != "notifications/cancelled" or len(self._lines) < _MAX_WAITING_LINES:
+            # A server that stopped reading will not hear of a cancellation, and its caller's deadline has passed.
+            await self._put(line)
+
+    async def _put(self, line: OutgoingLine) -> None:
+        """Queues a line; gives way to other tasks only where there is no room."""
+        while len(self._lines) >= _MAX_WAITING_LINES and not self._is_closed:
+            if self._has_room.is_set():
+                self._has_room = anyio.Event()
+            await self._has_room.wait()
+        if self._is_closed:
+            raise anyio.BrokenResourceError
+        self._lines.append(line)
+        self._has_lines.set()
 
 
 def _excerpt(line: bytes, max_bytes: int = 200) -> str:
     return line[:max_bytes].decode("utf-8", "replace").strip()
-
-
-def _batch_lines(outgoing: MemoryObjectReceiveStream[OutgoingLine], first: OutgoingLine) -> Iterator[bytes]:
-    """Takes all queued lines for one write: a write to the pipe costs more than building a line."""
-    line, size = first, 0
-    with suppress(anyio.WouldBlock, anyio.EndOfStream):
-        while True:
-            data, pending = line
-            if pending is not None:
-                pending.sent = True
-            yield data
-            size += len(data)
-            if size > _WRITE_BATCH_BYTES:
-                return
-            line = outgoing.receive_nowait()

@@ -30,6 +30,7 @@ from mcp_types import (
     JSONRPCRequest,
     JSONRPCResponse,
 )
+from opentelemetry.context import get_current
 from opentelemetry.propagate import inject
 
 from gateway.mcp_client.messages import build_message, error_response
@@ -235,7 +236,8 @@ def _build_request(
     meta = dict(own_params.get("_meta") or {})
     if options.get("on_progress") is not None:
         meta["progressToken"] = request_id
-    inject(meta)
+    if get_current():  # An empty context has nothing to propagate.
+        inject(meta)
     if meta:
         own_params["_meta"] = meta
     fields: dict[str, Any] = {"params": own_params} if own_params else {}

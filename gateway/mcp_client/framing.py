@@ -9,10 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-import anyio
-from anyio.streams.memory import MemoryObjectSendStream
 from mcp.shared.dispatcher import coerce_request_id
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse
 
@@ -206,17 +203,6 @@ def _to_resumable_id(value: bytes) -> str:
     """An event's id, or nothing if it is too long for a header or has bytes that headers may not have."""
     is_header = len(value) <= _MAX_ID_BYTES and _HEADER_VALUE.fullmatch(value)
     return value.decode("utf-8", "replace") if is_header else ""
-
-
-T = TypeVar("T")
-
-
-async def put_item(stream: MemoryObjectSendStream[T], item: T) -> None:
-    """Sends an item; gives way to other tasks only where there is no room."""
-    try:
-        stream.send_nowait(item)
-    except anyio.WouldBlock:
-        await stream.send(item)
 
 
 class Inbox:

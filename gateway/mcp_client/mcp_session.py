@@ -54,6 +54,7 @@ _POLICY_MESSAGES = {
 _STATE_LOST = Text("[The server of this tool was restarted since you last used it. What it remembered may be lost.]")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 PARSE_TIMEOUT_S = 10.0
 """Deadline of a parser; the tool's own deadline applies as well."""
 MAX_PARSE_THREADS = 32
@@ -221,7 +222,7 @@ def _check_arguments(text: str) -> dict[str, Any] | str:
     """The arguments, or what is wrong with them: text that JSON cannot carry would break a shared connection."""
     try:
         arguments = parse_arguments(text)
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+        _ENCODER.encode(arguments).encode()
     except UnicodeEncodeError:
         return "The arguments contain half of a character (a lone surrogate). Write whole characters."
     except (ValueError, RecursionError) as error:

@@ -32,7 +32,7 @@ from gateway.mcp_client.listing import ToolListing, read_listing
 from gateway.mcp_client.mcp_session import McpSession, ResultParser, ResultParsers
 from gateway.mcp_client.pool import ConnectionPool, LeasedConnections, SharedConnection, unavailable_error
 from gateway.mcp_client.protocol_version import NegotiatedProtocol
-from gateway.mcp_client.rollout_folder import RolloutIdentity, to_policy
+from gateway.mcp_client.rollout_folder import LISTING, RolloutIdentity, to_policy
 from gateway.mcp_client.server_requests import with_answers
 from gateway.mcp_client.server_status import RESTARTED_BY_HAND, ServerLog, ServerStatus, StateTracker
 from gateway.mcp_client.transport import Services, Transport, TransportName, candidate_transports
@@ -197,7 +197,7 @@ class McpToolset:
     def open(self, task: Task) -> AbstractAsyncContextManager[Session]:
         """A session without a connection yet, since many rollouts never call."""
         self.prepared_states.check(task, self.owner)
-        return McpSession(self, RolloutIdentity.of_task(task))
+        return McpSession(self, LISTING if self.is_shared else RolloutIdentity.of_task(task))
 
     async def request(
         self, method: str, params: Mapping[str, Any], context: Context = DEFAULT_CONTEXT, *, timeout_s: float = 60.0

@@ -77,11 +77,12 @@ class FunctionTool:
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Keyword arguments for the function; raises ValueError with a text for the policy."""
         try:
-            bound = self._model.model_validate(arguments)
+            bound = self._model.__pydantic_validator__.validate_python(arguments)
         except ValidationError as error:
             raise ValueError(_format_validation_error(error)) from error
         given = bound.model_fields_set
-        return {name: value for name, value in bound.__dict__.items() if name in given} | (bound.model_extra or {})
+        kwargs = {name: value for name, value in bound.__dict__.items() if name in given}
+        return {**kwargs, **bound.model_extra} if bound.model_extra else kwargs
 
 
 def _build_arguments_model(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from subprocess import PIPE, Popen
 from typing import IO, Self, Unpack
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from gateway.large_json import run_beside
 from gateway.process.child_entry import HEADER, MAX_BODY_BYTES, pack_header
@@ -33,21 +35,14 @@ class ReadPipe:
             raise ValueError("the process has no such pipe")
         self._stream, self._descriptor = stream, stream.fileno()
         os.set_blocking(self._descriptor, False)
-        self._is_drained = True
-        """Whether the last read got all that there was: then the next one waits first, which spares a system call."""
 
     async def receive(self) -> bytes:
         """The next bytes; none at the end. Raises ClosedResourceError once the pipe was closed."""
-        if self._is_drained:
-            await anyio.wait_readable(self._descriptor)
+        await checkpoint()  # Others have their turn. To wait for what is there already costs several times as much.
         while not self._stream.closed:
-            try:
-                chunk = os.read(self._descriptor, CHUNK_BYTES)
-            except BlockingIOError:
-                await anyio.wait_readable(self._descriptor)
-                continue
-            self._is_drained = len(chunk) < CHUNK_BYTES
-            return chunk
+            with suppress(BlockingIOError):
+                return os.read(self._descriptor, CHUNK_BYTES)
+            await anyio.wait_readable(self._descriptor)
         raise anyio.ClosedResourceError
 
     def close(self) -> None:

@@ -238,7 +238,7 @@ def _notes(settings: TrainSettings, servers: ServerRole | None, nodes: int) -> t
 
 def _check_world_size(settings: TrainSettings, plan: ClusterPlan) -> None:
     """Every rank needs rollouts to train on."""
-    rollouts, shares = settings.prompts * settings.n, plan.ranks // settings.distributed.tensor_parallel
+    rollouts, shares = settings.prompts * settings.n, plan.ranks // settings.distributed.row_ranks
     if shares > rollouts:
         problem = f"{plan.ranks} ranks share {rollouts} rollouts a step (`prompts` times `n`): some would have none"
         remedy = f"ask for fewer nodes, or set `prompts: {-(-shares // settings.n)}` or more"

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.engine.base import Sampling
-from trainer.engine.torch.sampling import Draw, filter_probabilities, sample, uniform_noise
+from trainer.engine.torch.sampling import (
+    Draw,
+    fill_banned,
+    filter_probabilities,
+    filters_of,
+    sample,
+    sample_rows,
+    uniform_noise,
+)
 
 VOCAB_SIZE = 12
 LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
@@ -82,6 +90,22 @@ def test_sampled_ids_pass_the_filters_and_have_unfiltered_logprobs(
         assert token in filter_reference(logits, sampling)[1] or len({round(value, 4) for value in logits}) < VOCAB_SIZE
         scaled = torch.tensor(logits) / (sampling.temperature or 1.0)
         assert logprob == pytest.approx(float(scaled.log_softmax(-1)[token]), abs=1e-5)
+
+
+@settings(deadline=None)
+@given(ROWS)
+def test_sampling_without_the_host_chooses_the_same_ids(rows: list[tuple[list[float], Sampling, int]]) -> None:
+    logits, draws = torch.tensor([logits for logits, _, _ in rows]), make_draws(rows)
+    samplings = [sampling for _, sampling, _ in rows]
+    is_banned = torch.zeros(logits.shape, dtype=torch.bool)
+    fill_banned(is_banned, samplings, 1.0)
+    noise = uniform_noise([draw.seed for draw in draws], [draw.position for draw in draws])
+    top_k, top_p = torch.tensor([filters_of(sampling, VOCAB_SIZE) for sampling in samplings], dtype=torch.float64).T
+    temperatures = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
+    is_greedy = torch.tensor([sampling.temperature == 0 for sampling in samplings])
+    rows_of = torch.from_numpy(noise), temperatures, is_greedy, is_banned
+    ids, logprobs = sample_rows(logits, *rows_of, (top_k, top_p))
+    assert (ids.tolist(), logprobs.tolist()) == sample(logits, draws)
 
 
 def test_frequencies_match_the_probabilities() -> None:

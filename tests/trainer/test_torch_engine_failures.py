@@ -37,7 +37,7 @@ async def test_failing_step_ends_its_sequences_but_not_the_engine(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("trainer.engine.torch.dense_model.attend", raises(error))
+        broken.setattr("trainer.engine.torch.paged_attention.AttentionPlan.attend", raises(error))
         with pytest.raises(EngineError, match=reason):
             await engine.generate(tiny_models.random_prompt(10), SHORT)
     assert (await engine.generate(tiny_models.random_prompt(10), SHORT)).ids == tiny_models.generate_greedy(

@@ -48,6 +48,7 @@ MEANT_SETTINGS: Mapping[str, str] = {
     "compute_score": "reward.components", "save_steps": "checkpoint.every", "save_freq": "checkpoint.every",
     "save_total_limit": "checkpoint.keep", "eval_steps": "evaluation.every", "test_freq": "evaluation.every",
     "few": "rows", "shuffled": "shuffle", "tensor": "tensor_parallel", "num_gpus": "distributed.ranks",
+    "sequence_parallel": "context_parallel", "ulysses_sequence_parallel_size": "distributed.context_parallel",
     "n_gpus_per_node": "distributed.ranks", "ranks": "distributed.ranks",
 }  # fmt: skip
 """Only unknown keys are looked up; none of them is read."""

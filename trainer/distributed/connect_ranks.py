@@ -34,6 +34,7 @@ from trainer.distributed.rank_failures import describe_failure, name_rank, read_
 from trainer.distributed.rank_output import rank_log
 from trainer.distributed.settings import DISK_TIMEOUT_S, DistributedSettings, find_mesh
 from trainer.distributed.watchdog import Watchdog
+from trainer.policy.context_parallel import ContextGroup
 
 LOOPBACK = "127.0.0.1"
 STAGE_KEY, NAME_KEY, DEVICE_KEY = "stage/{}", "name/{}", "device/{}"
@@ -114,18 +115,31 @@ class ProcessGroupRanks:
         """The ranks that compute the same rows, each with a part of every matrix; None if a rank has whole ones."""
         return self.mesh["tensor"] if self.settings.tensor_parallel > 1 else None
 
+    @cached_property
+    def context(self) -> ContextGroup | None:
+        """The ranks that share this one's rows, each with a part of their tokens; None if a rank has whole rows."""
+        tensor, size, unit = self.settings.tensor_parallel, self.settings.context_parallel, self.settings.row_ranks
+        if size == 1:
+            return None
+        starts = [share * unit + place for share in range(self.shares) for place in range(tensor)]
+        members = [list(range(start, start + unit, tensor)) for start in starts]
+        make: Any = dist.new_subgroups_by_enumeration
+        with _chosen_interface(self.environment):
+            group, _ = make(members, group_timeout(self.settings.timeout_s))
+        return ContextGroup(self.rank % unit // tensor, size, group)
+
     @property
     def shares(self) -> int:
         """The number of shares of a step's rows."""
-        return self.size // self.settings.tensor_parallel
+        return self.size // self.settings.row_ranks
 
     @property
     def share(self) -> int:
-        """Which of them this rank computes, as the others of its tensor-parallel group do."""
-        return self.rank // self.settings.tensor_parallel
+        """Which of them this rank computes, as the others of its tensor-parallel and context-parallel groups do."""
+        return self.rank // self.settings.row_ranks
 
     def add(self, values: Sequence[float]) -> list[float]:
-        is_counted = self.rank % self.settings.tensor_parallel == 0
+        is_counted = self.rank % self.settings.row_ranks == 0
         return self._add_all(values if is_counted else [0.0] * len(values))
 
     def _add_all(self, values: Sequence[float]) -> list[float]:

@@ -25,9 +25,14 @@ class DistributedSettings(FrozenModel):
     of them. With fewer, such as the GPUs of a machine, every group of so many ranks has a copy, and only gradients
     travel between groups."""
     tensor_parallel: PositiveInt = 1
-    """Tensor parallelism: ranks that compute the same rows together, each with a part of every matrix and of the
-    attention heads. Helps where a layer's gathered weights or a long row's activations do not fit a device. Such ranks
-    exchange activations in every layer, so they should be GPUs of one machine."""
+    """Tensor parallelism: ranks, on GPUs of one machine, that compute the same rows together, each with a part of every
+    matrix and of the attention heads. Helps where a layer's gathered weights do not fit a device."""
+    context_parallel: PositiveInt = 1
+    """Context parallelism (Ulysses): ranks that share every row, each with a part of its tokens, or in attention of its
+    heads. Helps where a row's activations do not fit a device."""
+    expert_parallel: bool = False
+    """Expert parallelism: each rank keeps some experts of every layer, which get tokens from all ranks, instead of
+    gathering all experts for its own."""
     offload: bool = False
     """Keeps each rank's part of weights, gradients and optimizer in the host's memory; a layer's weights come to the
     GPU for its own computation, and the optimizer steps on the CPU. Slower, for models that do not fit otherwise.
@@ -40,9 +45,9 @@ class DistributedSettings(FrozenModel):
     only restarts without a new checkpoint in between count. Other launchers have a setting of their own."""
 
     @property
-    def unit(self) -> int:
-        """The number of ranks is a multiple of this."""
-        return (self.shard or 1) * self.tensor_parallel
+    def row_ranks(self) -> int:
+        """The ranks that compute the same rows."""
+        return self.tensor_parallel * self.context_parallel
 
 
 def count_ranks(settings: DistributedSettings) -> int:
@@ -58,12 +63,12 @@ def count_shards(settings: DistributedSettings, model: Path) -> int:
     """
     import torch  # Settings are read before anything heavy is imported.
 
-    mesh = find_mesh(settings, count_ranks(settings))
-    if settings.tensor_parallel > 1:
-        from trainer.distributed.sharded_model import find_styles
+    mesh = find_mesh(settings, ranks := count_ranks(settings))
+    if settings.row_ranks > 1 or settings.expert_parallel:
+        from trainer.distributed.sharded_model import require_divisible
         from trainer.policy.memory_parts import load_meta_model
 
-        find_styles(load_meta_model(model), settings.tensor_parallel)
+        require_divisible(load_meta_model(model), settings, ranks)
     return mesh["shard"] * mesh["tensor"] if torch.cuda.is_available() else 1
 
 
@@ -80,4 +85,12 @@ def find_mesh(settings: DistributedSettings, ranks: int) -> dict[str, int]:
         )
         remedy = f"use a multiple of {shard * tensor} ranks, or leave `distributed.shard` out"
         raise RankError(f"{named} does not divide {ranks} ranks", remedy)
+    if ranks % settings.row_ranks:
+        problem = f"`distributed.context_parallel: {settings.context_parallel}` does not divide {ranks // tensor} ranks"
+        remedy = f"use a multiple of {settings.row_ranks} ranks, or leave `distributed.context_parallel` out"
+        raise RankError(problem, remedy)
+    if settings.expert_parallel and (shard < ranks or settings.offload):
+        problem = "`distributed.expert_parallel` works with neither copies of the weights nor offloading"
+        remedy = "leave `distributed.shard`, `tensor_parallel` and `offload` out, or `expert_parallel`"
+        raise RankError(problem, remedy)
     return {"replicate": ranks // (shard * tensor), "shard": shard, "tensor": tensor}

@@ -25,11 +25,13 @@ from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import RankError
-from trainer.distributed.settings import DISK_TIMEOUT_S
+from trainer.distributed.expert_parallel import EXPERT_REMEDY, find_experts, keep_experts
+from trainer.distributed.settings import DISK_TIMEOUT_S, DistributedSettings
 from trainer.distributed.shard_files import ShardFiles
 from trainer.distributed.sharded_state import local_slices
 from trainer.model import COMPUTE_DEVICE, build_skeleton
 from trainer.policy import lora
+from trainer.policy.context_parallel import CONTEXT, require_divisible_heads
 from trainer.policy.logprobs import SHARDED_RUN, language_model_of
 from trainer.policy.settings import PolicyError
 
@@ -65,6 +67,18 @@ def find_styles(model: PreTrainedModel, tensor: int) -> dict[str, str]:
     for path, style in styles.items():
         _require_even(path, layers[path], style, tensor)
     return styles | dict(_vocabulary_styles(model, tensor))
+
+
+def require_divisible(model: PreTrainedModel, settings: DistributedSettings, ranks: int) -> None:
+    """Raises PolicyError for a model that cannot be divided among ranks as the settings say."""
+    tensor, context = settings.tensor_parallel, settings.context_parallel
+    if tensor > 1:
+        find_styles(model, tensor)
+    if context > 1:
+        require_divisible_heads(model.config.get_text_config(decoder=True), context, tensor)
+    if settings.expert_parallel and not find_experts(model, ranks):
+        problem = f"`distributed.expert_parallel`: {model.config.model_type} models have no experts that are stacked"
+        raise PolicyError(problem, EXPERT_REMEDY)
 
 
 def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
@@ -146,12 +160,17 @@ def build_sharded_model(
     prepare(model)
     new = _remove_weights(model)
     setattr(model, COMPUTE_DEVICE, ranks.device)
+    setattr(model, CONTEXT, ranks.context)
+    if ranks.context:  # A teacher may have other heads.
+        config = model.config.get_text_config(decoder=True)
+        require_divisible_heads(config, ranks.context.size, ranks.settings.tensor_parallel)
     parameters: dict[int, nn.Parameter] = {}
     state: dict[str, Tensor] = {}
     with ShardFiles(folder, model) as files:
         if ranks.tensor_mesh is not None:
             split_layers(model, ranks.tensor_mesh)
-        _shard(model, ranks, dtype)
+        kept = keep_experts(model, ranks.data_mesh) if ranks.settings.expert_parallel else set()
+        _shard(model, ranks, dtype, kept)
         for name, value in model.named_parameters(remove_duplicate=False):
             if id(value) not in parameters:
                 ranks.report(f"reading {name}", DISK_TIMEOUT_S)
@@ -189,8 +208,9 @@ def _remove_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return new
 
 
-def _shard(model: PreTrainedModel, ranks: ProcessGroupRanks, dtype: torch.dtype) -> None:
-    """Splits each decoder layer as a unit, which is gathered for its own computation only, and the rest as another."""
+def _shard(model: PreTrainedModel, ranks: ProcessGroupRanks, dtype: torch.dtype, kept: set[nn.Parameter]) -> None:
+    """Splits each decoder layer as a unit, which is gathered for its own computation only, and the rest as another.
+    What is kept on its rank is never gathered."""
     decoder: Any = language_model_of(model)
     layers = getattr(getattr(decoder, "base_model", decoder), "layers", None)
     if not isinstance(layers, nn.ModuleList):
@@ -202,6 +222,7 @@ def _shard(model: PreTrainedModel, ranks: ProcessGroupRanks, dtype: torch.dtype)
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         if half
         else MixedPrecisionPolicy(),
+        "ignored_params": kept,
     }
     if ranks.settings.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")

@@ -57,7 +57,8 @@ class Critic:
         """Predicts the return before each token; 0 for the first token of a sequence."""
         hidden = self._reader.compute_hidden_states(ids_T, sequence_T, images)
         previous_T = hidden.node_T.roll(1)
-        values_T = embedding(previous_T, hidden.states_UD).float() @ self._head_D
+        values_U = self._reader.gather_nodes(hidden.states_UD.float() @ self._head_D)
+        values_T = embedding(previous_T, values_U[:, None])[:, 0]
         return torch.where(token_positions(sequence_T) > 0, values_T, 0)
 
     def accumulate_gradient(self, batch: Batch, returns_T: Tensor, tokens: int) -> float:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from gateway.types import Image
 from trainer.algorithms.packing import TopLogprobs
 from trainer.model import device_of
+from trainer.policy.context_parallel import CONTEXT, ContextGroup
 from trainer.policy.head_logprobs import compute_head_logprobs, find_top_logprobs
 from trainer.policy.prefix_forest import (
     ATTENTION_NAME,
@@ -128,7 +129,7 @@ class HiddenStates(NamedTuple):
     """The model's last hidden states, and where to find those of each token."""
 
     states_UD: Tensor
-    """Hidden state of each node of the forest."""
+    """Hidden state of each node of the forest, or of this rank's where ranks share them."""
     node_T: Tensor
     """The node of each token."""
 
@@ -139,7 +140,8 @@ class PassPlan:
 
     forest: PrefixForest
     node_N: Tensor
-    """The nodes that a selected token follows, each once: tokens that follow the same share one distribution."""
+    """The nodes that a selected token follows, each once: tokens that follow the same share one distribution. Where
+    ranks share nodes, their places among this rank's."""
     token_K: Tensor
     """The selected tokens, in the order of these nodes."""
     index_K: Tensor
@@ -156,14 +158,22 @@ class PassPlan:
         selected_T: Tensor,
         one_kernel: bool,
         experts_TX: Tensor | None = None,
+        context: ContextGroup | None = None,
     ) -> PassPlan:
         ids_T, sequence_T, selected_T = ids_T.cpu(), sequence_T.cpu(), selected_T.cpu()
         forest = build_forest(ids_T, sequence_T, one_kernel)
+        experts_UX = None if experts_TX is None else _first_of_nodes(experts_TX, forest.node_T, len(forest.ids_U))
         token_K = (selected_T & (token_positions(sequence_T) > 0)).nonzero()[:, 0]
-        node_N, index_K = torch.unique(forest.node_T[token_K - 1], return_inverse=True)
+        node_K = forest.node_T[token_K - 1]
+        if context:
+            forest = forest.share(context)
+            experts_UX = None if experts_UX is None else experts_UX[forest.own_N]
+            node_K = node_K - context.rank * len(forest.ids_U)
+            is_own_K = (node_K >= 0) & (node_K < len(forest.ids_U))
+            token_K, node_K = token_K[is_own_K], node_K[is_own_K]
+        node_N, index_K = torch.unique(node_K, return_inverse=True)
         order_K = index_K.argsort(stable=True)
         token_K = token_K[order_K]
-        experts_UX = None if experts_TX is None else _first_of_nodes(experts_TX, forest.node_T, len(forest.ids_U))
         return cls(forest, node_N, token_K, index_K[order_K], ids_T[token_K], experts_UX)
 
     def to(self, device: torch.device) -> PassPlan:
@@ -224,6 +234,7 @@ class LogprobReader:
         self.model, self.chunk, self.dtype, self._image_processor = model, chunk, dtype, image_processor
         self._language_model = language_model_of(model)
         self._router_replay: RouterReplay | None = None
+        self._context: ContextGroup | None = getattr(model, CONTEXT, None)
         original_attention = self._language_model.config._attn_implementation
         if original_attention == ATTENTION_NAME:  # Of another reader of this model.
             original_attention = "eager"
@@ -247,7 +258,7 @@ class LogprobReader:
         ids_T = torch.tensor([token for row in PROBE_ROWS for token in row], device=device)
         sequence_T = torch.tensor([index for index, row in enumerate(PROBE_ROWS) for _ in row], device=device)
         selected_T, problem = token_positions(sequence_T) > 0, ""
-        plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel).to(device)
+        plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, context=self._context).to(device)
         with torch.no_grad():
             separate_T = self._run_pass(self._compute_separately, ids_T, sequence_T, selected_T, 1.0).logprobs_T
             try:
@@ -272,7 +283,7 @@ class LogprobReader:
         """Prepares a pass, if possible in a thread while another is made; None where each sequence is run alone."""
         if self.fallback_reason:
             return None
-        plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, experts_TX)
+        plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, experts_TX, self._context)
         return plan.to(device_of(self.model))
 
     def compute_batch_logprobs(  # noqa: PLR0913
@@ -312,9 +323,17 @@ class LogprobReader:
         )
         shape = len(ids_T), ids_TK.shape[1]
         return TopLogprobs(
-            ids_TK.new_zeros(shape).index_put((token_T,), ids_TK),
-            logprobs_TK.new_zeros(shape).index_put((token_T,), logprobs_TK),
+            self._add_over_ranks(ids_TK.new_zeros(shape).index_put((token_T,), ids_TK)),
+            self._add_over_ranks(logprobs_TK.new_zeros(shape).index_put((token_T,), logprobs_TK)),
         )
+
+    def gather_nodes(self, values_N: Tensor) -> Tensor:
+        """A value of each node, given those of this rank's, where ranks share rows."""
+        return self._context.gather(values_N) if self._context else values_N
+
+    def _add_over_ranks(self, values_TX: Tensor) -> Tensor:
+        """Where ranks share rows, each has the values of tokens that follow its own nodes, and 0 for others."""
+        return self._context.add(values_TX) if self._context else values_TX
 
     def _find_top(  # noqa: PLR0913
         self,
@@ -389,8 +408,9 @@ class LogprobReader:
         if self._router_replay is not None:  # Until the next pass: with gradient checkpointing, layers run again.
             self._router_replay.experts_UX = plan.experts_UX
         if vision:
-            positions_3U = torch.zeros(3, len(forest.ids_U), dtype=torch.long, device=ids_T.device)
+            positions_3U = torch.zeros(3, len(forest.output_U), dtype=torch.long, device=ids_T.device)
             positions_3U[:, forest.node_T] = vision.compute_positions(ids_T, sequence_T)
+            positions_3U = positions_3U if forest.own_N is None else positions_3U[:, forest.own_N]
             inputs = vision.build_forest_inputs(forest.ids_U, positions_3U)
             output = self._language_model(**inputs, use_cache=False, forest=forest)
         else:
@@ -399,7 +419,12 @@ class LogprobReader:
             )
         return HiddenStates(output.last_hidden_state[0], forest.node_T)
 
-    def _compute_shared(
+    def _compute_shared(self, *inputs: Any) -> Logprobs:
+        own = self._compute_own_nodes(*inputs)
+        top_TK = None if own.top_TK is None else self._add_over_ranks(own.top_TK)
+        return Logprobs(self._add_over_ranks(own.logprobs_T), self._add_over_ranks(own.entropy_T), top_TK)
+
+    def _compute_own_nodes(
         self,
         ids_T: Tensor,
         sequence_T: Tensor,

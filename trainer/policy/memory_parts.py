@@ -52,6 +52,11 @@ def _is_target(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
+def is_expert_stack(module: Any) -> bool:
+    """Whether a module has all experts of a layer, each as a row of its weights, as transformers stacks them."""
+    return hasattr(module, "_is_expert_parallel")
+
+
 def count_adapter_parameters(model: Any, update: UpdateSettings) -> int:
     """How many parameters the adapters have: two matrices for each layer."""
     sides: int = sum(sum(layer.weight.shape) for layer in find_adapted_layers(model, update))

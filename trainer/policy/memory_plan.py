@@ -23,6 +23,7 @@ from trainer.policy.memory_parts import (
     Phase,
     count_adapter_parameters,
     find_adapted_layers,
+    is_expert_stack,
     join_remedies,
     load_meta_model,
 )
@@ -66,27 +67,31 @@ def plan_memory(
     algorithm: AlgorithmSettings | None = getattr(settings, "algorithm", None)
     generating, tokens = settings.concurrency.running_requests, settings.limits.rollout_tokens
     holding, positions = _embedded_holding(settings, model, ranks), tokens
-    server_bytes = FLOAT_BYTES if is_embedded(settings) else _server_bytes(settings)
+    server_bytes = _server_bytes(settings)
     if is_embedded(settings):
         from trainer.engine.torch.dense_model import unsupported_reason
         from trainer.engine.torch.kv_cache import KVCache
+        from trainer.engine.torch.paged_kv_cache import planned_positions
 
-        positions = tokens if unsupported_reason(model) else KVCache.planned_length(tokens)
+        if not unsupported_reason(model):
+            positions = (planned_positions if torch.cuda.is_available() else KVCache.planned_length)(tokens)
+        server_bytes = _embedded_bytes(holding)
     kv_bytes = generating * positions * kv_bytes_per_token(model) * server_bytes // FLOAT_BYTES
     parts = [
         _engine_weights(model, holding, server_bytes),
         MemoryPart("keys and values", kv_bytes, FEWER_SEQUENCES, during=_cache_phases(holding)),
     ]
     if update and algorithm:
-        is_offloaded = getattr(getattr(settings, "distributed", None), "offload", False)
-        state, passes = _plan_rank(model, update, algorithm, shards, tokens, is_offloaded=is_offloaded)
+        distributed: Any = getattr(settings, "distributed", None)
+        state, passes = _plan_rank(model, update, algorithm, shards, tokens, distributed)
         parts += state
         if shards > 1:
             most = weight_bytes(model) if is_embedded(settings) else min(weight_bytes(model), BUCKET_BYTES)
             parts.append(MemoryPart("weights on their way", most, during=("publishing",)))
         parts += passes
         if not torch.cuda.is_available():
-            parts.append(plan_allocator(model, update, max(update.pass_tokens, tokens)))
+            shared_by = getattr(distributed, "context_parallel", 1)
+            parts.append(plan_allocator(model, update, max(update.pass_tokens, tokens) // shared_by))
     if is_embedded(settings):
         parts += _plan_embedded(settings, model, holding)
     taken = 0 if torch.cuda.is_available() else measure_floor(lora=bool(update and update.lora))
@@ -99,27 +104,37 @@ def plan_other_rank(
     algorithm: AlgorithmSettings,
     shards: int,
     tokens: int,
-    *,
-    is_offloaded: bool = False,
+    distributed: Any,
 ) -> tuple[MemoryPart, ...]:
     """The memory of a rank without an engine: `shards` ranks share a copy of the training state, and a row has up to
-    `tokens`."""
+    `tokens`. `distributed` are the settings of ranks."""
     model = load_meta_model(folder)
-    state, passes = _plan_rank(model, update, algorithm, shards, tokens, is_offloaded=is_offloaded)
+    state, passes = _plan_rank(model, update, algorithm, shards, tokens, distributed)
     return (*state, *passes)
 
 
 def _plan_rank(
-    model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int, *, is_offloaded: bool
+    model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int, distributed: Any
 ) -> tuple[list[MemoryPart], list[MemoryPart]]:
     """A rank's share of the training state, and its passes over rows."""
-    longest = max(update.pass_tokens, tokens)
+    longest, shared_by = max(update.pass_tokens, tokens), getattr(distributed, "context_parallel", 1)
     state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm, shards)]
-    if is_offloaded and torch.cuda.is_available():
+    if getattr(distributed, "offload", False) and torch.cuda.is_available():
         state = list(_offloaded(state, model, computed_bytes(update)))
-    chunk = min(update.logits_chunk, longest)
-    passes = plan_update_pass(model, update.model_copy(update={"logits_chunk": chunk}), tokens)
+    chunk = min(update.logits_chunk, -(-longest // shared_by))
+    passes = plan_update_pass(model, update.model_copy(update={"logits_chunk": chunk}), tokens, shared_by)
+    if getattr(distributed, "expert_parallel", False):
+        passes.append(_plan_rounded_experts(model, update, shards))
     return state, [*passes, *plan_embedding_gradients(model, update)]
+
+
+def _plan_rounded_experts(model: Any, update: UpdateSettings, shards: int) -> MemoryPart:
+    """What a pass keeps of this rank's experts in the dtype that it computes in; with checkpointing, of a layer's."""
+    weights = [value.numel() for module in model.modules() if is_expert_stack(module) for value in module.parameters()]
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers if update.gradient_checkpointing else 1
+    width = computed_bytes(update) if computed_bytes(update) < FLOAT_BYTES else 0
+    remedy = "set `update.gradient_checkpointing`"
+    return MemoryPart("rounded experts", width * sum(weights) // (shards * layers), remedy, ("pass",))
 
 
 def _cache_phases(holding: Holding) -> tuple[Phase, ...]:
@@ -129,35 +144,44 @@ def _cache_phases(holding: Holding) -> tuple[Phase, ...]:
 
 def _plan_embedded(settings: BaseRolloutSettings, model: Any, holding: Holding) -> Iterator[MemoryPart]:
     """What an engine in this process needs besides its weights, and its keys and values of running sequences."""
-    from trainer.engine.torch.torch_engine import CACHE_BYTES
+    from trainer.engine.torch.torch_engine import default_cache_bytes
 
     rollouts, tokens = settings.concurrency.running_requests, settings.limits.rollout_tokens
     step = getattr(settings, "prompts", rollouts) * getattr(settings, "n", 1)
-    cached = min(CACHE_BYTES, step * tokens * kv_bytes_per_token(model))
+    width = _embedded_bytes(holding)
+    most = default_cache_bytes("cuda" if torch.cuda.is_available() else "cpu")
+    cached = min(most, step * tokens * kv_bytes_per_token(model) * width // FLOAT_BYTES)
     yield MemoryPart("prefixes that are kept", cached, FEWER_SEQUENCES, during=_cache_phases(holding))
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     sampling = SAMPLING_COPIES * FLOAT_BYTES * rollouts * vocabulary
     phases: tuple[Phase, ...] = ("generating",) if is_synchronous(settings) else LOADED
     yield MemoryPart("probabilities while sampling", sampling, "lower `concurrency.running_requests`", during=phases)
     if holding != "shared":
-        yield MemoryPart("the model that the engine copies", weight_bytes(model), during=("loading",))
+        yield MemoryPart("the model that the engine copies", weight_bytes(model, width), during=("loading",))
+
+
+def _embedded_bytes(holding: Holding) -> int:
+    """Bytes of a number in keys and values, and in the model that is loaded for the engine."""
+    return 2 if holding == "bfloat16" and torch.cuda.is_available() else FLOAT_BYTES
 
 
 def _embedded_holding(settings: BaseRolloutSettings, model: Any, ranks: int) -> Holding:
     """How an engine in this process will hold the weights; as copies, where servers have them."""
     if not is_embedded(settings):
         return "copied"
-    from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
+    from trainer.engine.torch.choose_holding import choose_holding, is_half, largest_matrix
     from trainer.engine.torch.dense_model import unsupported_reason
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision, parameters = settings.engine_precision, weight_bytes(model) // FLOAT_BYTES
+    if is_half(precision, device):
+        return "bfloat16"
     if unsupported_reason(model):
         return "copied"
     update: UpdateSettings | None = getattr(settings, "update", None)
     can_share = update is not None and not update.lora and ranks == 1 and is_synchronous(settings)
     can_share = can_share and computed_bytes(update) == FLOAT_BYTES
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    parameters = weight_bytes(model) // FLOAT_BYTES
-    return choose_holding(settings.engine_dtype, parameters, largest_matrix(model), device=device, can_share=can_share)
+    return choose_holding(precision, parameters, largest_matrix(model), device=device, can_share=can_share)
 
 
 def _engine_weights(model: Any, holding: Holding, server_bytes: int) -> MemoryPart:
@@ -186,8 +210,9 @@ def is_embedded(settings: BaseRolloutSettings) -> bool:
     return settings.engine == "torch" or (settings.engine == "auto" and not can_use_sglang())
 
 
-def plan_update_pass(model: Any, update: UpdateSettings, longest: int) -> list[MemoryPart]:
-    """The memory of one forward and backward pass, where rollouts have up to `longest` tokens."""
+def plan_update_pass(model: Any, update: UpdateSettings, longest: int, shared_by: int = 1) -> list[MemoryPart]:
+    """The memory of one forward and backward pass, where rollouts have up to `longest` tokens, on each of the ranks
+    that share it."""
     tokens = max(update.pass_tokens, longest)
     config = model.config.get_text_config(decoder=True)
     heads, kv_heads, head_width = _attention_shape(config)
@@ -210,8 +235,8 @@ def plan_update_pass(model: Any, update: UpdateSettings, longest: int) -> list[M
     return [
         MemoryPart(
             f"a pass over {tokens} tokens",
-            width * tokens * kept,
-            f"{remedy}; a single rollout is never split",
+            width * -(-tokens // shared_by) * kept,
+            f"{remedy}; only `distributed.context_parallel` splits a rollout",
             ("pass",),
             note,
         ),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from trainer.policy.microbatch import common_length
 
 if TYPE_CHECKING:
+    from trainer.policy.context_parallel import ContextGroup
     from trainer.policy.flex_forest import PreOrder
 
 MAX_BLOCK_NODES = 512
@@ -63,6 +64,10 @@ class PrefixForest:
     blocks: tuple[AttentionBlocks, ...] = ()
     pre_order: PreOrder | None = None
     """In place of blocks, for the one kernel."""
+    context: ContextGroup | None = None
+    """The ranks that share the nodes: `ids_U` and `positions_U` are those of this rank's."""
+    own_N: Tensor | None = None
+    """These nodes, where ranks share them."""
 
     def to(self, device: torch.device) -> PrefixForest:
         return PrefixForest(
@@ -72,7 +77,14 @@ class PrefixForest:
             self.output_U.to(device),
             tuple(block.to(device) for block in self.blocks),
             self.pre_order and self.pre_order.to(device),
+            self.context,
+            None if self.own_N is None else self.own_N.to(device),
         )
+
+    def share(self, context: ContextGroup) -> PrefixForest:
+        """This rank's nodes; attention is over all."""
+        own_N = context.own_nodes(len(self.ids_U))
+        return replace(self, ids_U=self.ids_U[own_N], positions_U=self.positions_U[own_N], context=context, own_N=own_N)
 
 
 @dataclass(slots=True)
@@ -235,13 +247,17 @@ def forest_attention(
     forest: PrefixForest = kwargs["forest"]
     inputs = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]
     heads = [tensor.shape[1] for tensor in (query, key, value)]
+    if forest.context:
+        inputs, heads = forest.context.exchange_heads(inputs, heads, len(forest.output_U))
     scale, window = kwargs.get("scaling"), kwargs.get("sliding_window")
     if forest.pre_order is None:
         output_NX = _attend_blocks(inputs, heads, forest.blocks, scale, window)
     else:
         output_NX = forest.pre_order.attend(inputs, heads, scale, window)
     output_UX = embedding(forest.output_U, output_NX)
-    return output_UX.view(1, len(forest.output_U), heads[0], -1), None
+    if forest.context:
+        output_UX = forest.context.exchange_nodes(output_UX)
+    return output_UX.view(1, len(output_UX), query.shape[1], -1), None
 
 
 def _attend_blocks(

@@ -166,12 +166,12 @@ class BaseRolloutSettings(RunSections):
     """The inference engine: `torch` in this process, `sglang` in servers that are started for the run, or the addresses
     of running servers; `auto` is SGLang if it is installed and CUDA is available, and torch otherwise."""
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of products in the engine `torch`. `auto` is bfloat16 for 100 million parameters and more on a CPU that
-    is measured to be faster with it, else float32, whose logprobs are the trainer's."""
+    """Precision of products in the engine `torch`. `auto` is bfloat16 on CUDA, and for 100 million parameters and more
+    on a CPU that is measured to be faster with it; else float32, whose logprobs are the trainer's."""
     deterministic: bool | None = None
-    """A replay, and a resumed run, are the same to the last bit: by default for models below 20 million parameters,
-    where it costs little. If `true`, SGLang servers on a GPU run in their deterministic mode, which by SGLang's own
-    account makes tokens a third slower."""
+    """A replay, and a resumed run, are the same to the last bit: by default for models below 20 million parameters on a
+    CPU, where it costs little. If `true`, SGLang servers on a GPU run in their deterministic mode, which by SGLang's
+    own account makes tokens a third slower."""
     serving: ServingSettings = ServingSettings()
     stepper: str | None = None
     """A plug-in that runs between two turns instead of tools and feedback: `module:name`, or `folder/plugins.py:name`.
@@ -189,6 +189,11 @@ class BaseRolloutSettings(RunSections):
     max_retries: Annotated[int, Field(ge=0, le=10)] = 2
     """How often a rollout that infrastructure failed is run again before its group goes on without it. One that a tool
     failed is replaced by one that called this tool as well: rollouts that do without it are not preferred."""
+
+    @property
+    def engine_precision(self) -> str:
+        """`engine_dtype`, which is float32 where bits are to be the same, unless it says otherwise."""
+        return "float32" if self.deterministic and self.engine_dtype == "auto" else self.engine_dtype
 
     @property
     def parts(self) -> tuple[RunPart, ...]:

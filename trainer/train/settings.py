@@ -165,6 +165,8 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
     def _check_ranks(self) -> Self:
         if self.update.compile and self.distributed.ranks > 1:
             raise ValueError("`update.compile` works in one process; leave it off, or `distributed.ranks` at 1")
+        if self.update.lora and self.distributed.expert_parallel:
+            raise ValueError("`distributed.expert_parallel` trains all weights; leave it, or `update.lora`, out")
         return self
 
     @model_validator(mode="after")

@@ -221,8 +221,8 @@ def _plan_other_ranks(job: Job, ranks: int) -> tuple[MemoryPart, ...]:
     """The memory that each rank but the first needs."""
     settings, distributed, tokens = job.settings, job.settings.distributed, job.settings.limits.rollout_tokens
     mesh = find_mesh(distributed, ranks)
-    shards, is_offloaded = mesh["shard"] * mesh["tensor"], distributed.offload
-    return plan_other_rank(job.model, settings.update, settings.algorithm, shards, tokens, is_offloaded=is_offloaded)
+    shards = mesh["shard"] * mesh["tensor"]
+    return plan_other_rank(job.model, settings.update, settings.algorithm, shards, tokens, distributed)
 
 
 def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None, *, is_resumed: bool) -> Iterator[str]:

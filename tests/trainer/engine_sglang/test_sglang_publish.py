@@ -9,13 +9,15 @@ from pathlib import Path
 import anyio
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
 from tests.trainer.engine_sglang.engine_harness import opened, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.waiting import wait_until
 from trainer.engine.base import EngineError, Generation, Sampling
-from trainer.engine.host_copies import HostCopies
+from trainer.engine.host_copies import ALIGNMENT, HostCopies
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
 from trainer.engine.sglang.weight_sync.flat_bucket import flatten_bucket
@@ -128,16 +130,30 @@ async def test_kv_cache_is_not_shared_across_versions() -> None:
     assert not any(body["flush_cache"] for body in fake.bodies("/update_weights_from_tensor"))
 
 
-def test_host_copies_stay_as_they_are_and_use_their_buffers_again() -> None:
+def test_host_copies_stay_as_they_are_and_use_their_memory_again() -> None:
     copies, tensor = HostCopies(), torch.zeros(3)
     copies.take([("a", tensor), ("b", tensor[:2])])
     buffer = copies["a"]
     tensor += 1
     assert copies["a"].equal(torch.zeros(3))
-    copies.take([("a", tensor)])
-    assert copies["a"] is buffer and {**copies}.keys() == {"a"} and buffer.equal(torch.ones(3))
+    copies.take([("a", tensor), ("b", tensor[:2])])
+    assert copies["a"] is buffer and buffer.equal(torch.ones(3))
     copies.take([("a", tensor.bfloat16())])
-    assert copies["a"].dtype == torch.bfloat16
+    assert {**copies}.keys() == {"a"} and copies["a"].dtype == torch.bfloat16
+
+
+@given(st.lists(st.tuples(st.sampled_from([torch.uint8, torch.bfloat16, torch.float32]), st.integers(0, 40))))
+def test_tensors_share_blocks_of_a_power_of_two(kinds: list[tuple[torch.dtype, int]]) -> None:
+    tensors = {str(index): torch.arange(count).to(dtype) for index, (dtype, count) in enumerate(kinds)}
+    copies = HostCopies()
+    copies.take(tensors.items())
+    assert all(copies[name].equal(tensor) for name, tensor in tensors.items())
+    sizes = {
+        copy.untyped_storage().data_ptr(): copy.untyped_storage().nbytes() for copy in copies.values() if copy.nbytes
+    }
+    assert all(size.bit_count() == 1 for size in sizes.values())
+    wanted = sum(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors.values())
+    assert sum(sizes.values()) <= max(2 * wanted + max(sizes.values(), default=0), 2 * ALIGNMENT)
 
 
 def test_flat_bucket_has_each_tensor_at_a_multiple_of_its_width() -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.distributed.expert_models import save_expert_model
 from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch.kv_cache import KVCache, KVShape
+from trainer.engine.torch.paged_kv_cache import PagedKVCache, plan_pages
 from trainer.policy.memory_parts import MemoryPlan, load_meta_model
 from trainer.policy.memory_plan import plan_allocator, plan_memory, plan_training, plan_update_pass
 from trainer.policy.policy import Policy
@@ -104,6 +106,20 @@ def test_planned_pass_is_close_to_the_real_one(checkpointing: bool, dtype: str) 
     assert minimum <= sum(kept.values()) < 1.3 * planned
 
 
+def test_ranks_that_share_rows_have_a_part_of_a_pass_each_and_rounded_experts_count(tmp_path: Path) -> None:
+    model = save_expert_model(tmp_path, "qwen3_moe")
+    experts = sum(value.numel() for name, value in model.named_parameters() if ".experts." in name)
+
+    def plan(**distributed: Any) -> MemoryPlan:
+        ranks, update = DistributedSettings(**distributed), UpdateSettings(dtype="bfloat16", micro_batch_tokens=10000)
+        options: dict[str, Any] = {"engine": "torch", "out": tmp_path, "update": update, "distributed": ranks}
+        return plan_memory(TrainSettings(model=str(tmp_path), data="-", **options), tmp_path, GIB)
+
+    assert part_size(plan(), "a pass over") == 2 * part_size(plan(context_parallel=2), "a pass over") > 0
+    assert part_size(plan(expert_parallel=True), "rounded experts") == 2 * experts
+    assert part_size(plan(), "rounded experts") == 0
+
+
 @pytest.mark.parametrize(
     ("update", "first"),
     [
@@ -124,6 +140,17 @@ def test_planned_length_of_the_engines_cache_is_that_to_which_it_grows(length: i
     for position in range(1, length + 1):
         cache.ensure_length(position, 1)
     assert cache.length == KVCache.planned_length(length)
+
+
+def test_engine_on_cuda_is_planned_with_the_pages_that_it_takes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_available", "is_bf16_supported"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    settings = TrainingSettings(model=folder, data="-", out=folder, engine="torch")
+    plan = plan_memory(settings, folder, GIB)
+    shape = KVShape(2, 2, 8, torch.bfloat16, torch.device("cpu"))
+    cache = PagedKVCache(shape, 64, plan_pages(shape, 64, settings.limits.rollout_tokens))
+    assert part_size(plan, "keys and values") == pytest.approx(cache.values.nbytes, rel=0.01)
+    assert part_size(plan, "weights of") == 2 * sum(value.numel() for value in tiny_model().parameters())
 
 
 def test_engines_cache_takes_memory_only_for_slots_in_use() -> None:

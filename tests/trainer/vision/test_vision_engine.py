@@ -88,6 +88,17 @@ async def test_generation_does_not_depend_on_other_sequences_images(kind: Path) 
     assert [together[place].logprobs for place in range(3)] == [written.logprobs for written in apart]
 
 
+async def test_decoding_ahead_goes_on_after_images(kind: Path) -> None:
+    eyes = eyes_of(kind)
+    ids, images = prompt(eyes, 2), [picture(1), picture(2)]
+    with anyio.fail_after(60):
+        async with engine_of(kind, deterministic=False, steps_ahead=8) as engine:
+            written = await engine.generate(ids, SHORT, images=images)
+    assert written.ids == (await write(kind, ids, images)).ids
+    own = logprobs(kind, eyes, (*ids, *written.ids), images)[-len(written.ids) :]
+    assert list(written.logprobs) == pytest.approx(own, abs=1e-4)
+
+
 async def test_published_vision_weights_take_effect(kind: Path) -> None:
     eyes = eyes_of(kind)
     ids, shown = prompt(eyes, 2), [picture(1), picture(2)]

@@ -25,8 +25,13 @@ CPU_FEATURES = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 ROUNDS = 3
 
 
+def is_half(dtype: str, device: str) -> bool:
+    """Whether the engine computes everything in bfloat16: on CUDA, as the trainer does."""
+    return device == "cuda" and (dtype == "bfloat16" or (dtype == "auto" and torch.cuda.is_bf16_supported()))
+
+
 def choose_holding(dtype: str, parameters: int, matrix: tuple[int, int], *, device: str, can_share: bool) -> Holding:
-    """How to hold a model of this many parameters, with the setting `engine_dtype`.
+    """How to hold a model of this many parameters, unless `is_half`, with the setting `engine_dtype`.
 
     `matrix` is the shape of the largest weight of its layers; `can_share`: a trainer in this process has the same
     weights, and takes turns with the engine.
@@ -34,7 +39,7 @@ def choose_holding(dtype: str, parameters: int, matrix: tuple[int, int], *, devi
     is_large = device == "cpu" and parameters >= MIN_BFLOAT16
     if dtype == "bfloat16" or (dtype == "auto" and is_large and bfloat16_speedup(matrix) >= MIN_SPEEDUP):
         return "bfloat16"
-    return "shared" if can_share and parameters >= MIN_SHARED else "copied"
+    return "shared" if can_share and device == "cpu" and parameters >= MIN_SHARED else "copied"
 
 
 def largest_matrix(model: PreTrainedModel) -> tuple[int, int]:

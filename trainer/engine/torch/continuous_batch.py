@@ -4,14 +4,18 @@ In each step a sequence contributes the ids that have no keys and values yet: it
 part of its prompt that the prefix cache lacks. So prefill and decoding are the same operation. Sequences with the same
 ids so far, such as siblings of a group, share a lane, which computes them once, and part when they sample different
 ids. Nothing here is thread-safe.
+
+Where decoding runs ahead, on a GPU, each sequence has a lane of its own after its prompt, and all lanes decode once no
+prompt is left to prefill. Lanes that the KV cache has no room for wait again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,8 +25,13 @@ from trainer.engine.torch.kv_cache import POSITION_AXIS, Chunk, KVCache, ModelRu
 from trainer.engine.torch.sampling import sample
 from trainer.engine.torch.sequence import Decode, Lane, SequenceState
 
+if TYPE_CHECKING:
+    from trainer.engine.torch.decode_ahead import DecodeAhead
+
 MAX_STEP_TOKENS = 512
 """Tokens in one step; longer prompts are prefilled in chunks, so that other sequences are not held up."""
+PREFILL_FACTOR = 8
+"""The same where decoding runs ahead, in multiples: a GPU takes hardly longer for as many."""
 MAX_BURST_S = 0.02
 """Seconds of consecutive steps before results are delivered and other requests get their turn."""
 MAX_STREAMED_BURST_S = 0.002
@@ -34,7 +43,14 @@ MIN_SHARED_TOKENS = 16
 class ContinuousBatch:
     """The sequences under way, with their KV cache and the prefix cache."""
 
-    def __init__(self, model: ModelRunner, max_sequences: int, cache_bytes: int, decode: Decode | None) -> None:
+    def __init__(
+        self,
+        model: ModelRunner,
+        max_sequences: int,
+        cache_bytes: int,
+        decode: Decode | None,
+        ahead: DecodeAhead | None = None,
+    ) -> None:
         self.version = 0
         self.waiting: deque[SequenceState] = deque()
         self.lanes: list[Lane] = []
@@ -48,7 +64,8 @@ class ContinuousBatch:
         self._decode = decode
         self._cache_tokens = cache_bytes // model.shape.bytes_per_token
         self._prefix_cache = PrefixCache(self._cache_tokens)
-        self._kv_cache = KVCache(model.shape, max_sequences)
+        self._ahead = ahead
+        self._kv_cache = ahead.kv_cache if ahead else KVCache(model.shape, max_sequences)
         self._is_finite = False
         """Whether the current weights gave finite logits, so that their values need not be cleared from the cache."""
 
@@ -94,6 +111,7 @@ class ContinuousBatch:
 
     def _remove_all(self, handle: Callable[[SequenceState], None]) -> None:
         sequences, self.lanes = self.sequences, []
+        self._kv_cache.free_all()
         self._prefix_cache = PrefixCache(self._cache_tokens)
         for sequence in reversed(sequences):
             handle(sequence)
@@ -111,7 +129,7 @@ class ContinuousBatch:
         lane_by_ids = {tuple(lane.ids): lane for lane in self.lanes} if self.waiting else {}
         free = self._max_sequences - len(self.sequences)
         for sequence in list(self.waiting):
-            if not free:
+            if not free or (self._ahead and self.lanes and self._is_short(self._ahead, [sequence])):
                 break
             if sequence.is_abandoned:
                 self.waiting.remove(sequence)
@@ -135,7 +153,7 @@ class ContinuousBatch:
         """Adds a lane before allocating, so that running out of memory fails this sequence, too."""
         lane = Lane(len(self.lanes), [sequence])
         self.lanes.append(lane)
-        self._kv_cache.ensure_length(len(sequence.ids), len(self.lanes))
+        self._kv_cache.reserve({lane.slot: len(sequence.ids)}, len(self.lanes))
         if nodes := list(self._prefix_cache.read(sequence.ids[:-1])):
             cached = torch.cat(nodes, dim=POSITION_AXIS)
             self._kv_cache.write(lane.slot, 0, cached)
@@ -143,15 +161,57 @@ class ContinuousBatch:
         return lane
 
     def _step(self) -> list[SequenceState]:
-        chunks, lanes, budget = [], [], MAX_STEP_TOKENS
-        for lane in self.lanes:
+        if self._ahead is None:
+            return self._compute(self.lanes)
+        self._make_room(self._ahead)
+        if behind := [lane for lane in self.lanes if not lane.is_decoding]:
+            return self._compute(behind)
+        lanes = list(self.lanes)
+        self._kv_cache.reserve({lane.slot: len(lane.ids) + self._ahead.steps for lane in lanes}, len(lanes))
+        return self._append_results(lanes, self._ahead.run(lanes))
+
+    def _is_short(self, ahead: DecodeAhead, new: Sequence[SequenceState] = ()) -> bool:
+        """Whether the cache lacks pages for the next steps of all lanes and for what parts from siblings there; with
+        new sequences, also a page for all to go on, so that these are not soon removed."""
+        lengths = {lane.slot: len(lane.ids) + ahead.steps for lane in self.lanes}
+        lengths |= {slot: len(sequence.ids) for slot, sequence in enumerate(new, len(self.lanes))}
+        return ahead.kv_cache.is_short(lengths, len(self.sequences) + (len(new) or -len(self.lanes)))
+
+    def _make_room(self, ahead: DecodeAhead) -> None:
+        """Removes the last lanes until the cache has room for the next steps of the rest; they prefill again."""
+        while self._is_short(ahead):
+            lane = self.lanes[-1]
+            if len(self.lanes) == 1:
+                raise MemoryError(f"the KV cache has no room for {len(lane.ids)} tokens")
+            self._cache_prefix(lane, lane.cached_length)
+            self.waiting.extendleft(reversed(lane.sequences))
+            self._free_lane(lane)
+
+    def _append_results(
+        self, lanes: list[Lane], results: Sequence[tuple[Sequence[int], Sequence[float]]]
+    ) -> list[SequenceState]:
+        """Appends what each lane's one sequence sampled, up to its end; returns the sequences that ended."""
+        sequences = [lane.sequences[0] for lane in lanes]
+        for lane, sequence, (ids, logprobs) in zip(lanes, sequences, results, strict=True):
+            for token, logprob in zip(ids, logprobs, strict=True):
+                self._append(sequence, token, logprob)
+                if sequence.finish_reason:
+                    break
+            lane.cached_length = len(sequence.ids) - 1
+        self._split(lanes)
+        return [sequence for sequence in sequences if sequence.finish_reason]
+
+    def _compute(self, candidates: Sequence[Lane]) -> list[SequenceState]:
+        """One step of these lanes, or of the first of them."""
+        chunks, lanes, budget = [], [], MAX_STEP_TOKENS * (PREFILL_FACTOR if self._ahead else 1)
+        for lane in candidates:
             ids = lane.ids[lane.cached_length : lane.cached_length + budget]
             if ids:
                 end = lane.cached_length + len(ids)
                 chunks.append(Chunk(lane.slot, lane.cached_length, end, ids, lane.sequences[0].prepared))
                 lanes.append(lane)
                 budget -= len(ids)
-        self._kv_cache.ensure_length(max(chunk.end for chunk in chunks), len(self.lanes))
+        self._kv_cache.reserve({chunk.slot: chunk.end for chunk in chunks}, len(self.lanes))
         logits = self._model(chunks, self._kv_cache)
         ready = []
         for index, (lane, chunk) in enumerate(zip(lanes, chunks, strict=True)):
@@ -171,24 +231,27 @@ class ContinuousBatch:
             logits = logits[[index for index, lane in enumerate(lanes) for _ in lane.sequences]]
         ids, logprobs = sample(logits, [sequence.draw for sequence in sequences])
         for sequence, token, logprob in zip(sequences, ids, logprobs, strict=True):
-            if not -torch.inf < logprob <= 0:
-                raise EngineError(
-                    f"the model's logits are not finite under version {self.version} of the weights: lower `update.lr`,"
-                    " or start from finite weights"
-                )
-            sequence.append(token, logprob, self.version)
-            sequence.finish_reason = sequence.check_finish(self._model.context_length, self._decode)
+            self._append(sequence, token, logprob)
         self._is_finite = True
-        self.sampled_tokens += len(sequences)
         self._split(lanes)
         return [sequence for sequence in sequences if sequence.finish_reason]
+
+    def _append(self, sequence: SequenceState, token: int, logprob: float) -> None:
+        if not -torch.inf < logprob <= 0:
+            raise EngineError(
+                f"the model's logits are not finite under version {self.version} of the weights: lower `update.lr`, or"
+                " start from finite weights"
+            )
+        sequence.append(token, logprob, self.version)
+        sequence.finish_reason = sequence.check_finish(self._model.context_length, self._decode)
+        self.sampled_tokens += 1
 
     def _split(self, lanes: list[Lane]) -> None:
         """Splits lanes whose sequences sampled different ids. Copying may fail, so it precedes all changes of lanes."""
         for lane in lanes:
             if any(sequence.finish_reason for sequence in lane.sequences):
                 self._cache_prefix(lane, lane.cached_length)
-        splits = [(lane, lane.split_by_last_id()) for lane in lanes]
+        splits = [(lane, lane.split(whole=self._ahead is not None)) for lane in lanes]
         new = [(lane, sequences) for lane, parts in splits for sequences in parts[1:]]
         for slot, (lane, _) in enumerate(new, start=len(self.lanes)):
             self._kv_cache.move(lane.slot, slot, lane.cached_length)
@@ -205,10 +268,9 @@ class ContinuousBatch:
     def _free_lane(self, lane: Lane) -> None:
         """Removes a lane; the last one moves into its slot, so that slots in use stay contiguous."""
         last = self.lanes[-1]
-        if last is not lane:
-            self._kv_cache.move(last.slot, lane.slot, last.cached_length)
-            last.slot = lane.slot
-            self.lanes[last.slot] = last
+        self._kv_cache.free(lane.slot, last.slot, last.cached_length)
+        last.slot = lane.slot
+        self.lanes[last.slot] = last
         self.lanes.pop()
 
 

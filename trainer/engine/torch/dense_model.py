@@ -14,8 +14,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,10 +22,15 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from trainer.engine.torch.kv_cache import Chunk, KVCache, KVShape
-from trainer.engine.torch.paged_attention import AttentionPlan, attend
+from trainer.engine.torch.paged_attention import AttentionPlan
 from trainer.engine.torch.weights import FusedWeights, Holding, check_weights
 from trainer.vision.family import FAMILIES, ImageFeatures, VisionFamily
 from trainer.vision.image_processor import PreparedImage
+
+if TYPE_CHECKING:
+    from trainer.engine.torch.decode_ahead import DecodePlan
+
+    Plan: TypeAlias = AttentionPlan | DecodePlan
 
 TILE = 16
 """Rows in one product."""
@@ -90,10 +94,14 @@ class DenseModel:
         return [_Layer(self._weights, index) for index in range(self.shape.layers)]
 
     def __call__(self, chunks: Sequence[Chunk], kv_cache: KVCache) -> Tensor:
-        plan = AttentionPlan(chunks, self.shape, in_pages=self._tile > 1)
+        plan = AttentionPlan(chunks, self.shape, kv_cache, self._tile)
         padding = -plan.count % self._tile
         ids = torch.tensor([token for chunk in chunks for token in chunk.ids] + [0] * padding, device=self.shape.device)
         rotation = self._look_up_rotation(max(chunk.end for chunk in chunks), F.pad(plan.positions, (0, padding)))
+        return self._run_layers(self._embed(ids), rotation, plan, kv_cache)
+
+    def decode(self, ids: Tensor, rotation: Rotation, plan: Plan, kv_cache: KVCache) -> Tensor:
+        """The logits after one more id of each row. All of it is work for the device, which a CUDA graph can replay."""
         return self._run_layers(self._embed(ids), rotation, plan, kv_cache)
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -103,29 +111,25 @@ class DenseModel:
         self,
         x: Tensor,
         rotation: Rotation,
-        plan: AttentionPlan,
+        plan: Plan,
         kv_cache: KVCache,
         deepstack: Sequence[Tensor] = (),
     ) -> Tensor:
-        """The logits after each chunk; `deepstack` tensors are added after the first layers."""
+        """The logits that the plan wants; `deepstack` tensors are added after the first layers."""
         for index, layer in enumerate(self._layers):
             x = self._attention(x, layer, rotation, (plan, kv_cache.values[index]))
             x = self._mlp(x, layer)
             if index < len(deepstack):
                 x = x + deepstack[index]
-        ends = [end - 1 for _, end in pairwise(plan.offsets)]
-        last = torch.tensor(ends + [0] * (-len(ends) % self._tile), device=self.shape.device)
-        hidden = self._norm(x[last], self._weights["norm"])
-        return self._linear(hidden, (self._head,))[: len(ends)]
+        hidden = self._norm(x[plan.last], self._weights["norm"])
+        return self._linear(hidden, (self._head,))[: plan.rows]
 
     @property
     def _head(self) -> Tensor:
         head = self._weights.get("head")
         return self._weights["embed"] if head is None else head
 
-    def _attention(
-        self, x: Tensor, layer: _Layer, rotation: Rotation, plan_and_cache: tuple[AttentionPlan, Tensor]
-    ) -> Tensor:
+    def _attention(self, x: Tensor, layer: _Layer, rotation: Rotation, plan_and_cache: tuple[Plan, Tensor]) -> Tensor:
         plan, kv_layer = plan_and_cache
         heads, size = self.shape.heads, self.shape.head_dim
         qkv = self._linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, size)
@@ -133,9 +137,10 @@ class DenseModel:
         if layer.head_norms is not None:
             rotated = self._norm(rotated, layer.head_norms.view(-1, size))
         rotated = rotated * rotation[0] + rotated.roll(size // 2, -1) * rotation[1]
-        kv_layer[0, plan.slots, :, plan.positions] = rotated[: plan.count, -heads:]
-        kv_layer[1, plan.slots, :, plan.positions] = values[: plan.count]
-        output = attend(rotated[: plan.count, :-heads], kv_layer, plan)
+        slots, positions = plan.places
+        kv_layer[0, slots, :, positions] = rotated[: plan.count, -heads:]
+        kv_layer[1, slots, :, positions] = values[: plan.count]
+        output = plan.attend(rotated[: plan.count, :-heads], kv_layer)
         return self._linear(F.pad(output, (0, 0, 0, len(x) - plan.count)), layer.out, layer.out_bias, x)
 
     def _mlp(self, x: Tensor, layer: _Layer) -> Tensor:
@@ -169,9 +174,12 @@ class DenseModel:
     def _look_up_rotation(self, length: int, positions: Tensor) -> Rotation:
         """The rotation at text positions, from a table that grows with the longest sequence."""
         if length > len(self._rotation_table[0]):
-            span = torch.arange(2 * length, device=self.shape.device)[None]
-            self._rotation_table = self._compute_rotation(span)
+            self._rotation_table = self.rotation_table(2 * length)
         return self._rotation_table[0][positions][:, None], self._rotation_table[1][positions][:, None]
+
+    def rotation_table(self, length: int) -> Rotation:
+        """The rotation at the first text positions."""
+        return self._compute_rotation(torch.arange(length, device=self.shape.device)[None])
 
     def _compute_rotation(self, positions: Tensor) -> Rotation:
         cos, sin = self._rotary(torch.empty(0, dtype=self.shape.dtype, device=self.shape.device), positions)
@@ -256,7 +264,7 @@ class DenseVisionModel(DenseModel):
     def __call__(self, chunks: Sequence[Chunk], kv_cache: KVCache) -> Tensor:
         if not any(chunk.prepared for chunk in chunks):
             return super().__call__(chunks, kv_cache)
-        plan = AttentionPlan(chunks, self.shape, in_pages=self._tile > 1)
+        plan = AttentionPlan(chunks, self.shape, kv_cache, self._tile)
         padding = -plan.count % self._tile
         ids = [max(token, 0) for chunk in chunks for token in chunk.ids] + [0] * padding
         x = self._embed(torch.tensor(ids, device=self.shape.device))

@@ -43,7 +43,7 @@ class KVCache:
     def __init__(self, shape: KVShape, slots: int) -> None:
         self._shape = shape
         self._slots = slots
-        self.clear()
+        self.values = self._allocate(0)
 
     def clear(self) -> None:
         """Frees the memory."""
@@ -66,6 +66,26 @@ class KVCache:
         grown = self._allocate(max(2 * self.length, -(-length // PAGE_SIZE) * PAGE_SIZE))
         grown[:, :, :used, :, : self.length] = self.values[:, :, :used]
         self.values = grown
+
+    def reserve(self, lengths: Mapping[int, int], used: int) -> None:
+        """Makes room for this many positions in each slot."""
+        self.ensure_length(max(lengths.values()), used)
+
+    def free(self, slot: int, last: int, length: int) -> None:
+        """Frees a slot: the last one in use, with its first `length` positions, moves there."""
+        if slot != last:
+            self.move(last, slot, length)
+
+    def free_all(self) -> None:
+        """Frees all slots."""
+
+    def places(self, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Where positions of slots are: the indices in the axes of slots and positions."""
+        return slots, positions
+
+    def selector(self, slots: slice, length: int) -> Callable[[Tensor], Tensor]:
+        """A function that takes the first positions of some slots from a layer's values."""
+        return lambda kv_layer: kv_layer[:, slots, :, :length]
 
     def read(self, slot: int, start: int, end: int) -> Tensor:
         """A copy of a slot's values from `start` to `end`."""

@@ -3,7 +3,7 @@ all positions at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import cast
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.engine.torch.kv_cache import PAGE_SIZE, Chunk, KVShape
+from trainer.engine.torch.kv_cache import PAGE_SIZE, Chunk, KVCache, KVShape
 
 MAX_COPIED_NUMBERS = 2**17
 """Up to this many numbers, a slot's keys are copied for each of its queries, to compute all heads in one product."""
@@ -23,9 +23,10 @@ class QueryGroup:
     """Queries that are computed together: one query each of consecutive slots, or several queries of one slot."""
 
     tokens: slice
-    slots: slice
+    select: Callable[[Tensor], Tensor]
+    """Takes from a layer's keys and values the positions of the slots that any of them attends to."""
     length: int
-    """Positions of a slot that any of them attends to; a multiple of the page's size if `in_pages`."""
+    """How many these are in each slot; a multiple of the page's size if `in_pages`."""
     bias: Tensor | None
     """Minus infinity where a query must not attend. Axes: query and key-value head, query head in that, position. None
     for a sequence from its start, of which each query attends to what is before it: that needs half the products."""
@@ -36,27 +37,31 @@ class QueryGroup:
 
 
 class AttentionPlan:
-    """Which queries attend to which slots in a step; computed once for all layers."""
+    """Which queries attend to which slots in a step; computed once for all layers. Products have rows in tiles."""
 
-    def __init__(self, chunks: Sequence[Chunk], shape: KVShape, *, in_pages: bool = True) -> None:
+    def __init__(self, chunks: Sequence[Chunk], shape: KVShape, kv_cache: KVCache, tile: int) -> None:
         device = shape.device
-        self._in_pages = in_pages
-        self.offsets = list(accumulate((len(chunk.ids) for chunk in chunks), initial=0))
-        self.count = self.offsets[-1]
+        self._in_pages, self._kv_cache = tile > 1, kv_cache
+        self._offsets = list(accumulate((len(chunk.ids) for chunk in chunks), initial=0))
+        self.count, self.rows = self._offsets[-1], len(chunks)
+        ends = [end - 1 for end in self._offsets[1:]]
+        self.last = torch.tensor(ends + [0] * (-self.rows % tile), device=device)
+        """The tokens whose logits are wanted, and padding."""
         positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
         self.positions = torch.tensor(positions, device=device)
-        self.slots = torch.tensor([chunk.slot for chunk in chunks for _ in chunk.ids], device=device)
+        slots = torch.tensor([chunk.slot for chunk in chunks for _ in chunk.ids], device=device)
+        self.places = kv_cache.places(slots, self.positions)
         self.groups = [self._group(chunks, span, shape) for span in _group_chunks(chunks)]
 
     def _group(self, chunks: Sequence[Chunk], span: slice, shape: KVShape) -> QueryGroup:
         grouped = chunks[span]
-        tokens = slice(self.offsets[span.start], self.offsets[span.stop])
+        tokens = slice(self._offsets[span.start], self._offsets[span.stop])
         length = max(chunk.end for chunk in grouped)
-        slots = slice(grouped[0].slot, grouped[-1].slot + 1)
         if self._in_pages:
             length = -(-length // PAGE_SIZE) * PAGE_SIZE
-        elif len(grouped[0].ids) == length > 1:
-            return QueryGroup(tokens, slots, length, None, is_per_query=False, in_pages=False)
+        select = self._kv_cache.selector(slice(grouped[0].slot, grouped[-1].slot + 1), length)
+        if not self._in_pages and len(grouped[0].ids) == length > 1:
+            return QueryGroup(tokens, select, length, None, is_per_query=False, in_pages=False)
         positions = self.positions[tokens]
         masked = torch.arange(length, device=shape.device) > positions[:, None]
         bias = torch.zeros(masked.shape, dtype=shape.dtype, device=shape.device).masked_fill_(masked, -torch.inf)
@@ -64,7 +69,14 @@ class AttentionPlan:
         is_per_query = len(grouped[0].ids) == 1 or (self._in_pages and copied <= MAX_COPIED_NUMBERS)
         if is_per_query and self._in_pages:
             bias = bias.repeat_interleave(shape.heads, dim=0)
-        return QueryGroup(tokens, slots, length, bias[:, None], is_per_query, self._in_pages)
+        return QueryGroup(tokens, select, length, bias[:, None], is_per_query, self._in_pages)
+
+    def attend(self, queries: Tensor, kv_layer: Tensor) -> Tensor:
+        """Attention of queries (token, head, size) to one layer's keys and values; returns (token, head times size)."""
+        by_head = queries.view(len(queries), kv_layer.shape[2], -1, queries.shape[-1])
+        outputs = [_attend_group(by_head[group.tokens], group.select(kv_layer), group) for group in self.groups]
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return joined.view(len(queries), -1)
 
 
 def _group_chunks(chunks: Sequence[Chunk]) -> Iterator[slice]:
@@ -79,19 +91,6 @@ def _group_chunks(chunks: Sequence[Chunk]) -> Iterator[slice]:
         start = index
 
 
-def attend(queries: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention of `queries` (token, head, size) to one layer's keys and values; returns (token, head times size)."""
-    size = queries.shape[-1]
-    heads = kv_layer.shape[2]
-    by_head = queries.view(len(queries), heads, -1, size)
-    outputs = [
-        _attend_group(by_head[group.tokens], kv_layer[:, group.slots, :, : group.length], group)
-        for group in plan.groups
-    ]
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return joined.view(len(queries), -1)
-
-
 def _attend_group(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tensor:
     if group.in_pages:
         return (_attend_per_query if group.is_per_query else _attend_shared)(queries, kv_slots, group)
@@ -100,6 +99,8 @@ def _attend_group(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tenso
         return F.scaled_dot_product_attention(queries, keys, values, group.bias[:, None]).flatten(2)
     by_head = queries.permute(1, 2, 0, 3).flatten(0, 1)[None]
     bias = None if group.bias is None else group.bias[:, 0]
+    if bias is not None and queries.is_cuda:  # With fewer heads of keys, only the slow kernel takes a mask there.
+        keys, values = (tensor.repeat_interleave(queries.shape[2], dim=1) for tensor in (keys, values))
     output = F.scaled_dot_product_attention(by_head, keys, values, bias, is_causal=bias is None, enable_gqa=True)
     return output[0].transpose(0, 1).reshape(*queries.shape[:2], -1)
 

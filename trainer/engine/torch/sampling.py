@@ -33,15 +33,36 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     temperatures = torch.tensor([draw.sampling.temperature or 1.0 for draw in draws], device=logits.device)
     logprobs = torch.log_softmax(logits.float() / temperatures[:, None], dim=-1)
     probabilities = filter_probabilities(logprobs, [draw.sampling for draw in draws])
-    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     noise = uniform_noise([draw.seed for draw in draws], [draw.position for draw in draws])
-    thresholds = torch.from_numpy(noise).to(logits.device)[:, None] * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, thresholds, right=True)[:, 0]
+    ids = _choose(probabilities, torch.from_numpy(noise).to(logits.device))
     if greedy := [index for index, draw in enumerate(draws) if draw.sampling.temperature == 0]:
         ids[greedy] = probabilities[greedy].argmax(dim=-1)
-    ids.clamp_(max=logits.shape[-1] - 1)  # Only needed if the weights are broken and the sum is not finite.
     sampled_logprobs = logprobs.gather(1, ids[:, None])[:, 0]
     return ids.tolist(), sampled_logprobs.tolist()
+
+
+def sample_rows(
+    logits: Tensor,
+    noise: Tensor,
+    temperatures: Tensor,
+    is_greedy: Tensor,
+    is_banned: Tensor,
+    filters: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """The same on the device alone. `filters`: each row's `top_k` and `top_p`, above all ids and above 1 for none."""
+    logprobs = torch.log_softmax(logits.float() / temperatures[:, None], dim=-1)
+    probabilities = logprobs.exp().masked_fill_(is_banned, 0.0)
+    if filters:
+        probabilities = _apply_filters(probabilities, *filters)
+    ids = torch.where(is_greedy, probabilities.argmax(dim=-1), _choose(probabilities, noise))
+    return ids, logprobs.gather(1, ids[:, None])[:, 0]
+
+
+def _choose(probabilities: Tensor, noise: Tensor) -> Tensor:
+    """The id in which each row's share `noise` of the probabilities ends."""
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    ids = torch.searchsorted(cumulative, noise[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    return ids.clamp_(max=probabilities.shape[-1] - 1)  # Only needed if weights are broken and the sum is not finite.
 
 
 def filter_probabilities(logprobs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -51,33 +72,43 @@ def filter_probabilities(logprobs: Tensor, samplings: Sequence[Sampling]) -> Ten
     the `top_k` likeliest, and if likelier ids together have less than `top_p`.
     """
     probabilities = logprobs.exp()
+    fill_banned(probabilities, samplings, 0.0)
+    rows = [index for index, sampling in enumerate(samplings) if has_filters(sampling)]
+    if rows:
+        filters = [filters_of(samplings[index], logprobs.shape[-1]) for index in rows]
+        columns = torch.tensor(filters, dtype=torch.float64, device=logprobs.device).T
+        probabilities[rows] = _apply_filters(probabilities[rows], *columns)
+    return probabilities
+
+
+def fill_banned(rows_BV: Tensor, samplings: Sequence[Sampling], value: float) -> None:
+    """Writes a value at the banned ids of each row."""
     rows_by_ban: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, sampling in enumerate(samplings):
         rows_by_ban[sampling.banned_ids].append(index)
     for banned_ids, rows in rows_by_ban.items():
         if banned_ids:
-            probabilities[torch.tensor(rows)[:, None], torch.tensor(banned_ids)] = 0.0
-    rows = [index for index, sampling in enumerate(samplings) if _has_filters(sampling)]
-    if rows:
-        probabilities[rows] = _apply_filters(probabilities[rows], [samplings[index] for index in rows])
-    return probabilities
+            rows_BV[torch.tensor(rows)[:, None], torch.tensor(banned_ids)] = value
 
 
-def _has_filters(sampling: Sampling) -> bool:
+def has_filters(sampling: Sampling) -> bool:
+    """Whether ids are left out for their probability."""
     return sampling.top_p < 1 or sampling.top_k > 0
 
 
-def _apply_filters(probabilities: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=probabilities.device)[:, None]
+def filters_of(sampling: Sampling, vocabulary: int) -> tuple[float, float]:
+    """`top_k` and `top_p`, so high that they leave nothing out where there are none."""
+    return sampling.top_k or vocabulary, sampling.top_p if sampling.top_p < 1 else 2.0
 
+
+def _apply_filters(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     mass = ordered.double()
     before = mass.cumsum(dim=-1) - mass
     total = mass.sum(dim=-1, keepdim=True)
     ranks = torch.arange(probabilities.shape[-1], device=probabilities.device)
-    keep = ranks < column([sampling.top_k or probabilities.shape[-1] for sampling in samplings])
-    keep &= before < column([sampling.top_p if sampling.top_p < 1 else 2.0 for sampling in samplings]) * total
+    keep = ranks < top_k[:, None]
+    keep &= before < top_p[:, None] * total
     keep[:, 0] = True
     return torch.zeros_like(probabilities).scatter(1, ids, ordered * keep)
 

@@ -125,10 +125,15 @@ class Lane:
     def is_prefilling(self) -> bool:
         return self.cached_length < self.prompt_length
 
-    def split_by_last_id(self) -> list[list[SequenceState]]:
-        """The unfinished sequences, grouped by the id that each has just sampled."""
-        parts: dict[int, list[SequenceState]] = {}
+    @property
+    def is_decoding(self) -> bool:
+        """It has one sequence, of which only the last id has no keys and values."""
+        return len(self.sequences) == 1 and self.cached_length == len(self.ids) - 1
+
+    def split(self, *, whole: bool) -> list[list[SequenceState]]:
+        """The unfinished sequences, grouped by the id that each has just sampled, or each for itself if `whole`."""
+        parts: dict[object, list[SequenceState]] = {}
         for sequence in self.sequences:
             if not sequence.finish_reason:
-                parts.setdefault(sequence.ids[-1], []).append(sequence)
+                parts.setdefault(sequence if whole else sequence.ids[-1], []).append(sequence)
         return list(parts.values())

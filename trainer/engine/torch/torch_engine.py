@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-CACHE_BYTES = 2**30
-"""The most that the prefix cache takes."""
+    from trainer.engine.torch.decode_ahead import DecodeAhead
+
+STEPS_AHEAD = 8
+"""Steps on a GPU between two looks of the host at what was sampled."""
+
+
+def default_cache_bytes(device: str) -> int:
+    """The most that the prefix cache takes. On a GPU, prompts that it has no room for would cost most of the time."""
+    return 2**31 if device == "cuda" else 2**30
 
 
 class TorchEngine:
@@ -35,7 +42,8 @@ class TorchEngine:
 
     Up to `max_sequences` are generated at once; the KV cache has room for that many of the longest one, and the prefix
     cache takes `cache_bytes` more. `decode` is needed only for stop strings, `image_processor` only for images.
-    If it is `deterministic`, a sequence does not depend on those beside it to the last bit; else it is faster.
+    If it is `deterministic`, a sequence does not depend on those beside it to the last bit; else it is faster, and on a
+    GPU, or with `steps_ahead`, decodes so many steps ahead of the host, with pages for up to `longest` ids a sequence.
     """
 
     def __init__(  # noqa: PLR0913 - what is chosen about an engine
@@ -45,9 +53,11 @@ class TorchEngine:
         decode: Decode | None = None,
         image_processor: ImageProcessor | None = None,
         max_sequences: int = 64,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         holding: Holding = "copied",
         deterministic: bool = True,
+        steps_ahead: int = 0,
+        longest: int | None = None,
     ) -> None:
         reason = unsupported_reason(model)
         if reason:
@@ -59,7 +69,18 @@ class TorchEngine:
         else:
             self._model = DenseModel(model, holding, deterministic=deterministic)
         self._image_processor = None if reason else image_processor
-        self._batch = ContinuousBatch(self._model, max_sequences, cache_bytes, decode)
+        if cache_bytes is None:
+            cache_bytes = default_cache_bytes(model.device.type)
+        steps = steps_ahead or (0 if model.device.type == "cpu" else STEPS_AHEAD)
+        self._ahead: DecodeAhead | None = None
+        if steps and isinstance(self._model, DenseModel) and (holding == "bfloat16" or not deterministic):
+            from trainer.engine.torch.decode_ahead import DecodeAhead  # imports parts of torch's compiler
+            from trainer.engine.torch.paged_kv_cache import PagedKVCache, plan_pages
+
+            shape, context = self._model.shape, self._model.context_length
+            pages = plan_pages(shape, max_sequences, min(longest or context, context) + steps)
+            self._ahead = DecodeAhead(self._model, PagedKVCache(shape, max_sequences, pages), max_sequences, steps)
+        self._batch = ContinuousBatch(self._model, max_sequences, cache_bytes, decode, self._ahead)
         self._decode = decode
         self._stack = AsyncExitStack()
         self._is_open = False
@@ -73,18 +94,21 @@ class TorchEngine:
     @property
     def capabilities(self) -> Capabilities:
         supports_images = self._image_processor is not None
-        return Capabilities(
-            "torch", self._model.is_exact, supports_images, self._model.context_length, self._model.notes
-        )
+        notes = self._model.notes + (self._ahead.notes if self._ahead else ())
+        return Capabilities("torch", self._model.is_exact, supports_images, self._model.context_length, notes)
 
     @property
     def version(self) -> int:
         return self._batch.version
 
     async def __aenter__(self) -> Self:
-        self._stack.enter_context(self._thread)
-        tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        self._stack.callback(tasks.cancel_scope.cancel)
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._thread)
+            if self._ahead:
+                await self._thread.run(self._ahead.prepare)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(tasks.cancel_scope.cancel)
+            self._stack = stack.pop_all()
         self._is_open = True
         tasks.start_soon(self._run)
         return self

@@ -1,0 +1,258 @@
+"""Decoding ahead of the host, as on CUDA: the ids and logprobs of the engine that samples one id at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import flex_attention
+
+from tests.trainer import tiny_models
+from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.torch import choose_holding, decode_ahead, paged_kv_cache
+from trainer.engine.torch.continuous_batch import ContinuousBatch
+from trainer.engine.torch.decode_ahead import DecodeAhead, DecodePlan, Step
+from trainer.engine.torch.kv_cache import KVShape
+from trainer.engine.torch.paged_kv_cache import PAGE, PagedKVCache
+from trainer.engine.torch.torch_engine import TorchEngine
+from trainer.rollout.settings import BaseRolloutSettings
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Request = tuple[list[int], Sampling]
+
+
+def make_engine(model: Any, **settings: Any) -> TorchEngine:
+    return TorchEngine(model, **({"deterministic": False, "steps_ahead": 8} | settings))
+
+
+def ahead_of(engine: TorchEngine) -> DecodeAhead:
+    ahead = engine._ahead
+    assert ahead is not None
+    return ahead
+
+
+def make_requests() -> list[Request]:
+    """Siblings and others, from one token to several pages, with every kind of sampling."""
+    samplings = [
+        Sampling(max_tokens=21, temperature=0),
+        Sampling(max_tokens=1, seed=1),
+        Sampling(max_tokens=40, seed=2),
+        Sampling(max_tokens=30, temperature=0.7, top_p=0.9, seed=3),
+        Sampling(max_tokens=17, temperature=1.3, top_k=5, seed=4, banned_ids=tuple(range(0, 60, 3))),
+        Sampling(max_tokens=40, seed=5, stop_ids=tuple(range(0, tiny_models.VOCAB_SIZE, 9))),
+    ]
+    prompts = [tiny_models.random_prompt(length, seed=length) for length in (1, 40, 120, 300)]
+    return [(prompt, sampling) for prompt in prompts for sampling in samplings]
+
+
+async def generate_all(engine: TorchEngine, requests: list[Request]) -> list[Generation]:
+    results: dict[int, Generation] = {}
+
+    async def generate(index: int, ids: list[int], sampling: Sampling) -> None:
+        results[index] = await engine.generate(ids, sampling)
+
+    with anyio.fail_after(120):
+        async with engine, anyio.create_task_group() as tasks:
+            for index, request in enumerate(requests):
+                tasks.start_soon(generate, index, *request)
+    return [results[index] for index in range(len(requests))]
+
+
+def assert_equal(ones: list[Generation], others: list[Generation]) -> None:
+    for one, other in zip(ones, others, strict=True):
+        assert (one.ids, one.finish_reason) == (other.ids, other.finish_reason)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def record(step: Step, _stream: object) -> Callable[[], object]:
+    """What a CUDA graph does, on a CPU: two runs, then the operations as they were, on tensors where they were."""
+    step()
+    step()
+    with torch.no_grad():
+        recorded: Callable[[], object] = make_fx(step)()
+    return recorded
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "biased"])
+async def test_decoding_ahead_samples_the_same_ids(family: str) -> None:
+    model, requests = tiny_models.load_model(family), make_requests()
+    one_at_a_time = await generate_all(TorchEngine(model, deterministic=False, max_sequences=10), requests)
+    engine = make_engine(model, max_sequences=10)
+    assert_equal(await generate_all(engine, requests), one_at_a_time)
+    assert engine.sampled_tokens == sum(len(generation.ids) for generation in one_at_a_time)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+async def test_recorded_steps_replay_whatever_is_in_the_batch(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_ahead, "capture", record)
+    model, requests = tiny_models.load_model(family), make_requests()
+    engine = make_engine(model, max_sequences=10)
+    ahead_of(engine)._modes = [(False, True), (False, False)]
+    expected = await generate_all(TorchEngine(model, deterministic=False), requests)
+    assert_equal(await generate_all(engine, requests), expected)
+    assert engine.capabilities.notes == () and len(ahead_of(engine)._prepared) > len(ahead_of(engine)._sizes)
+
+
+async def test_published_weights_reach_steps_that_were_recorded_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_ahead, "capture", record)
+    prompt, sampling = tiny_models.random_prompt(20), Sampling(max_tokens=20, temperature=0)
+    old, new = tiny_models.load_model("qwen2"), tiny_models.load_model("qwen2", seed=1)
+    engine = make_engine(old)
+    ahead_of(engine)._modes = [(False, True), (False, False)]
+    async with engine:
+        assert (await engine.generate(prompt, sampling)).ids == tiny_models.generate_greedy(old, prompt, 20)
+        recorded = dict(ahead_of(engine)._prepared)
+        await engine.publish(new.state_dict(), 1)
+        assert (await engine.generate(prompt, sampling)).ids == tiny_models.generate_greedy(new, prompt, 20)
+        assert ahead_of(engine)._prepared == recorded
+
+
+async def test_host_looks_at_what_was_sampled_once_in_eight_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, looks = [], []
+    step, run = DecodeAhead._step, DecodeAhead.run
+    monkeypatch.setattr(DecodeAhead, "_step", lambda *all_of_it: steps.append(1) or step(*all_of_it))
+    monkeypatch.setattr(DecodeAhead, "run", lambda *all_of_it: looks.append(1) or run(*all_of_it))
+    requests = [(tiny_models.random_prompt(9, seed=seed), Sampling(max_tokens=41, seed=seed)) for seed in range(5)]
+    await generate_all(make_engine(tiny_models.load_model()), requests)
+    assert (len(steps), len(looks)) == (40, 5), "one id comes with the prompt"
+
+
+async def test_stop_string_within_eight_steps_ends_the_generation_there() -> None:
+    def decode(ids: Any) -> str:
+        return "".join(f"<{token}>" for token in ids)
+
+    prompt, sampling = tiny_models.random_prompt(20), Sampling(max_tokens=24, temperature=0)
+    unstopped = tiny_models.generate_greedy(tiny_models.load_model(), prompt, 24)
+    stop = Sampling(max_tokens=24, temperature=0, stop=(f"{unstopped[4]}><{unstopped[5]}",))
+    async with make_engine(tiny_models.load_model(), decode=decode) as engine:
+        stopped = await engine.generate(prompt, stop)
+        assert (stopped.ids, stopped.finish_reason) == (unstopped[:6], "stop")
+        again = await engine.generate([*prompt, *stopped.ids], sampling)
+    assert again.cached_tokens == len(prompt) + 5
+    expected = tiny_models.generate_greedy(tiny_models.load_model(), [*prompt, *stopped.ids], 24)
+    assert again.ids == expected, "what was sampled after the end is not in the prefix cache"
+
+
+async def test_padding_changes_no_bit_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [(tiny_models.random_prompt(30, seed=seed), Sampling(max_tokens=20, seed=seed)) for seed in range(3)]
+
+    async def generate(fill: float) -> list[Generation]:
+        engine = make_engine(tiny_models.load_model(), max_sequences=16)
+        ahead = ahead_of(engine)
+        ahead._sizes = [16]
+        load = ahead._load
+
+        def load_with_noise(lanes: Any) -> None:
+            load(lanes)
+            ahead._ids[len(lanes) :] = int(fill)
+            ahead._temperatures[len(lanes) :] = 1 + fill
+            ahead.kv_cache.values[:, :, 0] = fill
+
+        monkeypatch.setattr(ahead, "_load", load_with_noise)
+        return await generate_all(engine, requests)
+
+    first, second = await generate(0.0), await generate(70.0)
+    assert [(one.ids, one.logprobs) for one in first] == [(other.ids, other.logprobs) for other in second]
+
+
+async def test_sequences_without_a_free_page_wait_and_sample_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_models.load_model()
+    requests = [(tiny_models.random_prompt(100, seed=seed), Sampling(max_tokens=200, seed=seed)) for seed in range(6)]
+    expected = await generate_all(TorchEngine(model, deterministic=False), requests)
+    monkeypatch.setattr(paged_kv_cache, "plan_pages", lambda *_: 9)
+    engine = make_engine(model, cache_bytes=0)
+    removed, make_room = [], ContinuousBatch._make_room
+
+    def count_removed(batch: ContinuousBatch, ahead: DecodeAhead) -> None:
+        before = len(batch.lanes)
+        make_room(batch, ahead)
+        removed.append(before - len(batch.lanes))
+
+    monkeypatch.setattr(ContinuousBatch, "_make_room", count_removed)
+    assert_equal(await generate_all(engine, requests), expected)
+    assert any(removed), "some had begun"
+    cache = ahead_of(engine).kv_cache
+    assert len(cache._unused) == 8 and not any(cache._uses), "all pages are free in the end"
+
+
+async def test_sequence_longer_than_all_pages_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_kv_cache, "plan_pages", lambda *_: 4)
+    async with make_engine(tiny_models.load_model()) as engine:
+        with pytest.raises(EngineError, match=r"no room for 3\d\d tokens"):
+            await engine.generate(tiny_models.random_prompt(200), Sampling(max_tokens=300, temperature=0))
+        short = await engine.generate(tiny_models.random_prompt(20), Sampling(max_tokens=9, temperature=0))
+    assert short.ids == tiny_models.generate_greedy(tiny_models.load_model(), tiny_models.random_prompt(20), 9)
+
+
+async def test_what_fails_on_a_device_is_told_once_and_costs_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_step: Step, _stream: object) -> Step:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(decode_ahead, "capture", fail)
+    engine, requests = make_engine(tiny_models.load_model()), make_requests()
+    ahead_of(engine)._modes = [(True, True), (False, True), (False, False)]
+    expected = await generate_all(TorchEngine(tiny_models.load_model(), deterministic=False), requests)
+    assert_equal(await generate_all(engine, requests), expected)
+    told = engine.capabilities.notes
+    assert [note.split(",")[0] for note in told] == [
+        "decodes without FlexAttention in CUDA graphs",
+        "decodes without CUDA graphs",
+    ]
+    assert all("not permitted when stream is capturing" in note for note in told)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # as on a CPU
+@pytest.mark.parametrize("queries", [1, 6])
+def test_flex_attention_equals_attention_to_gathered_pages(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_ahead, "flex_kernel", lambda: flex_attention)
+    torch.manual_seed(0)
+    cache = PagedKVCache(KVShape(1, 2, 16, torch.float32, torch.device("cpu")), slots=4, pages=24)
+    cache.values.copy_(torch.randn_like(cache.values))
+    lengths = [1, PAGE, PAGE + 1, 5 * PAGE - 3]
+    cache.reserve(dict(enumerate(lengths)), 4)
+    table = cache.table(range(4))
+    first = torch.full((4, cache.pages), decode_ahead.UNSEEN, dtype=torch.int32)
+    first.scatter_(1, table, torch.arange(0, table.shape[1] * PAGE, PAGE, dtype=torch.int32).expand(4, -1))
+    first[:, 0] = decode_ahead.UNSEEN
+    positions, asked = torch.tensor(lengths) - 1, torch.randn(4, 2 * queries, 16)
+    gathered, by_flex = (DecodePlan(table, positions, mask).attend(asked, cache.values[0]) for mask in (None, first))
+    assert torch.allclose(gathered, by_flex, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "deterministic", "device", "expected"),
+    [
+        ("auto", None, "cuda", True),
+        ("auto", True, "cuda", False),
+        ("float32", None, "cuda", False),
+        ("bfloat16", True, "cuda", True),
+        ("bfloat16", None, "cpu", False),
+    ],
+)
+def test_engine_computes_in_bfloat16_on_cuda_unless_exactness_is_asked_for(
+    dtype: Any, deterministic: bool | None, device: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    settings = BaseRolloutSettings(engine_dtype=dtype, deterministic=deterministic)
+    assert choose_holding.is_half(settings.engine_precision, device) is expected
+
+
+def test_engine_in_bfloat16_runs_ahead_near_the_exact_logprobs() -> None:
+    prompt = tiny_models.random_prompt(30)
+    half = tiny_models.build_qwen2()
+    exact = tiny_models.build_qwen2()
+    rotation = half.model.rotary_emb.inv_freq.clone()
+    half.to(torch.bfloat16).model.rotary_emb.inv_freq = rotation  # as `load_model` leaves it
+
+    async def generate() -> Generation:
+        async with make_engine(half, holding="bfloat16", deterministic=True) as engine:
+            assert not engine.capabilities.is_exact and ahead_of(engine).kv_cache.values.dtype is torch.bfloat16
+            return await engine.generate(prompt, Sampling(max_tokens=30, seed=1))
+
+    written = anyio.run(generate)
+    expected = tiny_models.compute_logprobs(exact, prompt, written.ids, 1.0)
+    assert 1e-5 < max(abs(one - other) for one, other in zip(written.logprobs, expected, strict=True)) < 0.5
