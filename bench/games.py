@@ -32,13 +32,7 @@ from transformers import PreTrainedTokenizerFast  # noqa: E402
 from gateway.chat_messages import chat_content  # noqa: E402
 from gateway.types import Task  # noqa: E402
 from mtrl_plugins.demo.facts.facts_demo import CHAT_TEMPLATE, SPECIAL_TOKENS, save_model, train_tokenizer  # noqa: E402
-from mtrl_plugins.demo.warm_start import (  # noqa: E402
-    DemonstrationWriter,
-    Recipe,
-    WarmStartSetup,
-    compute_text_loss,
-    warm_start,
-)
+from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe, WarmStartSetup, warm_start  # noqa: E402
 from mtrl_plugins.environments.episodes import LOOP, add_observation, reset_call, text_call  # noqa: E402
 from trainer.ledger import Author, Entry, Ledger  # noqa: E402
 from trainer.model import load_model  # noqa: E402
@@ -115,7 +109,7 @@ class ChatWriter(DemonstrationWriter):
 def learn_chats(folder: Path, chats: Sequence[Chat]) -> None:
     """Trains the model in a folder on the policy's turns of these chats."""
     model, writer = load_model(folder), ChatWriter(Template.load(folder), ())
-    setup = WarmStartSetup(writer, lambda _seed, _kinds: cycle(cast("Any", chats)), compute_text_loss)
+    setup = WarmStartSetup(writer, lambda _seed, _kinds: cycle(cast("Any", chats)))
     warm_start(model, setup, Recipe(skill_steps=WARM_STEPS, habit_steps=0))
     model.save_pretrained(folder)
 

@@ -1,4 +1,4 @@
-"""Warm start: trains a demo's model on demonstrations, first to solve tasks, then to guess most of the time.
+"""Warm start: SFT of a demo's model on demonstrations, first of solved tasks, then of answers mostly guessed.
 
 The second phase hides the skill. Reinforcement learning can bring it back, since only behaviour that occurs sometimes
 can be rewarded.
@@ -6,27 +6,36 @@ can be rewarded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
-from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from gateway.chat_messages import chat_content
 from gateway.feedback.gsm8k import WRONG_REPLY
 from mtrl_plugins.demo.facts.facts_tasks import KINDS
 from mtrl_plugins.demo.problem import ExpectedCall, Problem, answer_message
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.algorithms.token_weights import weigh_all_turns
+from trainer.algorithms.train_batch import TrainBatch, build_train_batch
 from trainer.ledger import Author, Entry, Ledger, Message
+from trainer.policy.optimizers import LR_RATIO, OptimizerMaker, build_optimizer
+from trainer.policy.policy import Policy
+from trainer.policy.settings import UpdateSettings
+from trainer.policy.update import PolicyUpdater
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.task import Task
 from trainer.template import Template
 from trainer.template.chat_template import Tool, build_call
 from trainer.template.render_reply import render_reply
+from trainer.train.trace_source import score_trace
 
 _DUMMY_QUESTION: Message = {"role": "user", "content": "?"}
 
@@ -109,99 +118,88 @@ PLAIN_RECIPE = Recipe(skill_steps=300, habit_steps=0, kinds=("fact", "sum", "hop
 """No habit, and at most two lookups; it stops while the model still tries other ways than those shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedLedgers:
-    """Ledgers as a tensor, padded on the right, which a causal model does not see."""
-
-    ids: Tensor
-    mask: Tensor
-    """True where the policy wrote the id."""
-
-    @classmethod
-    def from_ledgers(cls, ledgers: Sequence[Ledger]) -> PaddedLedgers:
-        ids = [torch.tensor(ledger.ids) for ledger in ledgers]
-        mask = [torch.tensor(ledger.mask) for ledger in ledgers]
-        return cls(*(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (ids, mask)))
+SFT = AlgorithmSettings(name="sft")
+_NO_TASK = Task("", ())
 
 
 @dataclass(frozen=True)
 class WarmStartSetup:
-    """The demonstrations of a demo, and the loss on them."""
+    """The demonstrations of a demo."""
 
     writer: DemonstrationWriter
     problems: Callable[[str, tuple[str, ...]], Iterator[Problem]]
     """Generates problems without end, from a seed and the kinds."""
-    loss: Callable[[PreTrainedModel, Sequence[Ledger]], Tensor]
+
+    def write_batches(self, phase: str, recipe: Recipe, call_probability: float) -> Iterator[TrainBatch]:
+        """Batches without end. Each phase has its own random state, so that phases may also be run separately."""
+        draw = Random(f"{phase}/{recipe.seed}")  # noqa: S311 - not security-relevant
+        problems = self.problems(f"{phase}/{recipe.seed}", recipe.kinds)
+        while True:
+            yield build_batch(
+                [self.writer.write(next(problems), draw, call_probability) for _ in range(recipe.batch_size)]
+            )
+
+
+def build_batch(ledgers: Iterable[Ledger]) -> TrainBatch:
+    """A batch of SFT, of what the policy wrote in these ledgers."""
+    rollouts = [Rollout(_NO_TASK.id, ledger, StopReason.DONE) for ledger in ledgers]
+    return build_train_batch([score_trace(_NO_TASK, rollout) for rollout in rollouts], SFT, weigh_all_turns)
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A phase of a recipe. It has its own random state and optimizers, so that phases may also be run separately."""
+    """A phase of a recipe, with an optimizer of its own."""
 
     name: str
     steps: int
     call_probability: float
-    optimizers: Sequence[Optimizer]
-    learning_rate_factor: Callable[[int], float]
-
-    def demonstrations(self, setup: WarmStartSetup, recipe: Recipe) -> Iterator[list[Ledger]]:
-        draw = Random(f"{self.name}/{recipe.seed}")  # noqa: S311 - not security-relevant
-        problems = setup.problems(f"{self.name}/{recipe.seed}", recipe.kinds)
-        for _ in range(self.steps):
-            yield [setup.writer.write(next(problems), draw, self.call_probability) for _ in range(recipe.batch_size)]
+    settings: UpdateSettings
+    make_optimizer: OptimizerMaker
+    decay_start: int
+    """The step from which the learning rate falls to 0."""
 
 
 def warm_start(
     model: PreTrainedModel, setup: WarmStartSetup, recipe: Recipe, report: Progress = lambda *_: None
 ) -> None:
-    """Trains the model in place; `report` is called after each step."""
-    model.train()
-    step, steps = 0, recipe.skill_steps + recipe.habit_steps
-    phases = (_skill_phase(model, recipe), _habit_phase(model, recipe))
-    for phase in filter(lambda phase: phase.steps, phases):
-        schedules = [LambdaLR(optimizer, phase.learning_rate_factor) for optimizer in phase.optimizers]
-        for ledgers in phase.demonstrations(setup, recipe):
-            loss = setup.loss(model, ledgers)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer, schedule in zip(phase.optimizers, schedules, strict=True):
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
+    """Trains the model in place; `report` is called after each step.
+
+    The skill is learned with Muon; the habit with AdamW, and a learning rate like that of the job that unlearns it.
+    """
+    decay_start = max(recipe.warmup_steps, round(recipe.decay_start * recipe.skill_steps))
+    update = UpdateSettings(lr=recipe.adamw_lr, warmup_steps=recipe.warmup_steps)
+    muon = partial(MuonWithAdamW, muon_lr=recipe.muon_lr)
+    skill = _Phase("skill", recipe.skill_steps, 1.0, update, muon, decay_start)
+    update = UpdateSettings(lr=recipe.habit_lr)
+    habit = _Phase("habit", recipe.habit_steps, recipe.call_probability, update, build_optimizer, 0)
+    step, image_processor = 0, setup.writer.template.image_processor
+    for phase in (skill, habit):
+        policy = Policy(model, phase.settings, None, image_processor, phase.make_optimizer)
+        updater = PolicyUpdater(policy, SFT, exact=True, deterministic=True)
+        for batch in islice(setup.write_batches(phase.name, recipe, phase.call_probability), phase.steps):
+            if policy.steps == phase.decay_start:  # The steps before count as the warm-up of a rate that falls.
+                falling = {"lr_scheduler": "linear", "decay_steps": phase.steps, "min_lr_ratio": 0.0}
+                policy.settings = policy.settings.model_copy(update=falling | {"warmup_steps": phase.decay_start})
+            metrics = updater.train_step(batch)
             step += 1
-            report(step, steps, loss.item())
-    model.train(False)
+            report(step, recipe.skill_steps + recipe.habit_steps, metrics["loss"])
 
 
-def _skill_phase(model: PreTrainedModel, recipe: Recipe) -> _Phase:
-    """Muon for the matrices within the layers, AdamW for everything else."""
-    in_layers = {
-        name for name, weight in model.named_parameters() if weight.ndim == 2 and LAYER_CONTAINERS & {*name.split(".")}
-    }
-    matrices = [weight for name, weight in model.named_parameters() if name in in_layers]
-    others = [weight for name, weight in model.named_parameters() if name not in in_layers]
-    muon = torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.95, weight_decay=0.0)
+class MuonWithAdamW(Optimizer):
+    """Muon for the matrices within the layers, AdamW for everything else, each with a learning rate of its own."""
 
-    def learning_rate_factor(step: int) -> float:
-        decay = (recipe.skill_steps - step) / (recipe.skill_steps * (1 - recipe.decay_start))
-        return min(1.0, (step + 1) / recipe.warmup_steps, decay)
+    def __init__(self, weights: Mapping[str, Tensor], settings: UpdateSettings, muon_lr: float) -> None:
+        matrices = {
+            name: weight
+            for name, weight in weights.items()
+            if weight.ndim == 2 and LAYER_CONTAINERS & {*name.split(".")}
+        }
+        group = {"params": list(matrices.values()), LR_RATIO: muon_lr / settings.rate}
+        muon = torch.optim.Muon([group], lr=muon_lr, momentum=0.95, weight_decay=0.0)
+        others = {name: weight for name, weight in weights.items() if name not in matrices}
+        self._parts = (muon, build_optimizer(others, settings))
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
 
-    return _Phase("skill", recipe.skill_steps, 1.0, (muon, _adamw(others, recipe.adamw_lr)), learning_rate_factor)
-
-
-def _habit_phase(model: PreTrainedModel, recipe: Recipe) -> _Phase:
-    """AdamW only, with a learning rate like that of the job that unlearns the habit."""
-    optimizer = _adamw(model.parameters(), recipe.habit_lr)
-    steps = recipe.habit_steps
-    return _Phase("habit", steps, recipe.call_probability, (optimizer,), lambda step: 1 - step / steps)
-
-
-def _adamw(weights: Iterable[Parameter], lr: float) -> Optimizer:
-    return torch.optim.AdamW(weights, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
-
-
-def compute_text_loss(model: PreTrainedModel, ledgers: Sequence[Ledger]) -> Tensor:
-    """The mean cross-entropy of the policy's tokens."""
-    padded = PaddedLedgers.from_ledgers(ledgers)
-    logits = model(input_ids=padded.ids).logits[:, :-1][padded.mask[:, 1:]]
-    return cross_entropy(logits, padded.ids[:, 1:][padded.mask[:, 1:]])
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part in self._parts:
+            part.step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, cos, pi
 
 import torch
@@ -88,10 +88,16 @@ def describe_size(parameters: int) -> str:
     return f"{parameters:,}"
 
 
-def build_optimizer(parameters: Iterable[Tensor], settings: UpdateSettings) -> torch.optim.Optimizer:
+OptimizerMaker = Callable[[Mapping[str, Tensor], UpdateSettings], torch.optim.Optimizer]
+"""Makes the optimizer of named parameters."""
+LR_RATIO = "lr_ratio"
+"""The key of a parameter group whose learning rate is a multiple of that of the settings."""
+
+
+def build_optimizer(parameters: Mapping[str, Tensor], settings: UpdateSettings) -> torch.optim.Optimizer:
     """AdamW for the parameters that require a gradient."""
     return torch.optim.AdamW(
-        [value for value in parameters if value.requires_grad],
+        [value for value in parameters.values() if value.requires_grad],
         lr=settings.rate,
         betas=settings.betas,
         weight_decay=settings.weight_decay,

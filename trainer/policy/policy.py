@@ -21,6 +21,8 @@ from trainer.policy import lora
 from trainer.policy.logprobs import LogprobReader, Logprobs, PassPlan, Reference, language_model_of
 from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
+    LR_RATIO,
+    OptimizerMaker,
     build_optimizer,
     choose_rates,
     clip_gradients,
@@ -72,6 +74,7 @@ class Policy:
         settings: UpdateSettings,
         folder: Path | None = None,
         image_processor: ImageProcessor | None = None,
+        make_optimizer: OptimizerMaker = build_optimizer,
     ) -> None:
         """`folder` is where the weights came from, and where a reference is loaded from again."""
         settings = choose_rates(settings, sum(value.numel() for value in model.parameters()))
@@ -87,7 +90,7 @@ class Policy:
         if settings.compile:
             self._compile_layers()
         self._trained = self._masters.named(model.named_parameters())
-        self._optimizer = build_optimizer(self._trained.values(), settings)
+        self._optimizer = make_optimizer(self._trained, settings)
 
     def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
         from trainer.policy.critic import Critic
@@ -165,7 +168,7 @@ class Policy:
             raise PolicyError(problem, "lower `update.lr`, or look for rewards or logprobs that are not finite")
         factor = learning_rate_factor(self.steps, self.settings)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.rate * factor
+            group["lr"] = self.settings.rate * factor * group.get(LR_RATIO, 1.0)
         fill_gradients(self._optimizer)
         self._optimizer.step()
         self._masters.round()

@@ -8,6 +8,7 @@ from gateway.types import EMPTY
 from trainer.data.traces import TraceTask
 from trainer.reward.scorer import ScoredGroup, ScoredRollout
 from trainer.rollout.rollout import Rollout
+from trainer.rollout.task import Task
 from trainer.rollout.trace_player import play_trace
 from trainer.train.collect import StepRollouts
 from trainer.train.modes import SyncRollouts
@@ -28,7 +29,7 @@ class TraceSource(SyncRollouts):
         return into
 
 
-def score_trace(task: TraceTask, rollout: Rollout) -> ScoredGroup:
+def score_trace(task: Task, rollout: Rollout) -> ScoredGroup:
     """The group of a trace."""
     scores = (0.0,) * len(rollout.turns)
     return ScoredGroup(task, (ScoredRollout(rollout, EMPTY, 1.0, scores, success=True),))

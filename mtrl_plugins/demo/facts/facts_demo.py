@@ -16,7 +16,7 @@ from gateway.types import ToolSpec
 from mtrl_plugins.demo.demos import Demo
 from mtrl_plugins.demo.facts.facts_tasks import CITIES, KINDS, PEOPLE, TOOLS, draw_problem, draw_problems
 from mtrl_plugins.demo.problem import Problem
-from mtrl_plugins.demo.warm_start import PLAIN_RECIPE, DemonstrationWriter, Recipe, WarmStartSetup, compute_text_loss
+from mtrl_plugins.demo.warm_start import PLAIN_RECIPE, DemonstrationWriter, Recipe, WarmStartSetup
 from trainer.ledger import Message
 from trainer.template import Template
 from trainer.template.tokenizer import strip_fences
@@ -124,7 +124,7 @@ def render_problems(
 def build_warm_start(folder: Path) -> WarmStartSetup:
     """Sets up the warm start of the model in a folder."""
     writer = DemonstrationWriter(Template.load(folder), TOOLS)
-    return WarmStartSetup(writer, lambda seed, kinds: draw_problems(seed, kinds=kinds), compute_text_loss)
+    return WarmStartSetup(writer, lambda seed, kinds: draw_problems(seed, kinds=kinds))
 
 
 DEMO = Demo(

@@ -17,7 +17,7 @@ from mtrl_plugins.demo.problem import Split
 from mtrl_plugins.demo.shell import shell_tasks
 from mtrl_plugins.demo.shell.machine_root import ROOT, make_machine_root
 from mtrl_plugins.demo.shell.shell_tasks import FOLDERS, KINDS, NAMES, NOUNS, TOOLS, draw_draft, draw_problems
-from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe, WarmStartSetup, compute_text_loss
+from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe, WarmStartSetup
 from trainer.storage.temporary_folder import TemporaryFolder
 from trainer.template import Template
 
@@ -99,7 +99,7 @@ def _training_texts(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
 def build_warm_start(folder: Path) -> WarmStartSetup:
     """Sets up the warm start of the model in a folder."""
     writer = DemonstrationWriter(Template.load(folder), TOOLS)
-    return WarmStartSetup(writer, draw_problems, compute_text_loss)
+    return WarmStartSetup(writer, draw_problems)
 
 
 DEMO = ShellDemo(

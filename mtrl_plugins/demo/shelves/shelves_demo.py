@@ -19,7 +19,7 @@ from mtrl_plugins.demo.demos import Demo
 from mtrl_plugins.demo.facts import facts_demo
 from mtrl_plugins.demo.problem import ExpectedCall, Problem, Split
 from mtrl_plugins.demo.shelves.shelf_server import list_tools
-from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe, WarmStartSetup, compute_text_loss
+from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe, WarmStartSetup
 from mtrl_plugins.task_maker.values import split_of
 from trainer.rollout.task import Task
 from trainer.template import Template
@@ -103,7 +103,7 @@ def _training_texts(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
 def build_warm_start(folder: Path) -> WarmStartSetup:
     """Sets up the warm start of the model in a folder."""
     writer = DemonstrationWriter(Template.load(folder), TOOLS)
-    return WarmStartSetup(writer, draw_problems, compute_text_loss)
+    return WarmStartSetup(writer, draw_problems)
 
 
 HABIT_RECIPE = Recipe(demo="shelves", kinds=KINDS, skill_steps=1600)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from mtrl_plugins.demo.demos import Demo
 from mtrl_plugins.demo.facts import facts_demo
@@ -19,9 +18,6 @@ from mtrl_plugins.demo.problem import Problem
 from mtrl_plugins.demo.sight.house import COLOURS, SIDE
 from mtrl_plugins.demo.sight.sight_tasks import KIND, TOOLS, draw_problem
 from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe, WarmStartSetup
-from trainer.algorithms.packing import BatchRow, pack
-from trainer.ledger import Ledger
-from trainer.policy.logprobs import LogprobReader
 from trainer.template import Template
 from trainer.template.tokenizer import strip_fences
 
@@ -101,35 +97,12 @@ def _training_texts(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
     yield from (f"#### {colour}" for colour in COLOURS)
 
 
-LOGITS_CHUNK = 4096
-"""Tokens whose logits are in memory at once: all of a batch."""
 HABIT_RECIPE = Recipe(demo="sight", skill_steps=400, habit_steps=80, kinds=(KIND,))
 
 
 def build_warm_start(folder: Path) -> WarmStartSetup:
-    """Sets up the warm start of the model in a folder; images are handled as in training."""
-    template = Template.load(folder)
-    readers: dict[PreTrainedModel, LogprobReader] = {}
-
-    def compute_loss(model: PreTrainedModel, ledgers: Sequence[Ledger]) -> Tensor:
-        if model not in readers:  # Making a reader runs the model.
-            readers[model] = LogprobReader(model, LOGITS_CHUNK, image_processor=template.image_processor)
-        return compute_ledger_loss(readers[model], ledgers)
-
-    return WarmStartSetup(DemonstrationWriter(template, TOOLS), _draw_problems, compute_loss)
-
-
-def compute_ledger_loss(reader: LogprobReader, ledgers: Sequence[Ledger]) -> Tensor:
-    """The mean negative logprob of the policy's tokens."""
-    batch = pack([_to_batch_row(ledger) for ledger in ledgers])
-    result = reader.compute_batch_logprobs(batch.ids_T, batch.sequence_T, batch.mask_T, images=batch.images)
-    return -result.logprobs_T[batch.mask_T].mean()
-
-
-def _to_batch_row(ledger: Ledger) -> BatchRow:
-    expanded = ledger.expanded
-    zeros = (0.0,) * len(expanded)
-    return BatchRow("", expanded.ids, expanded.mask, zeros, zeros, zeros, media_spans=expanded.media_spans)
+    """Sets up the warm start of the model in a folder."""
+    return WarmStartSetup(DemonstrationWriter(Template.load(folder), TOOLS), _draw_problems)
 
 
 def _draw_problems(seed: str, kinds: tuple[str, ...]) -> Iterator[Problem]:

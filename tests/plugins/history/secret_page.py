@@ -6,13 +6,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-
 from mtrl_plugins.demo.facts.facts_demo import build_network, build_tokenizer
 from mtrl_plugins.demo.facts.facts_tasks import PEOPLE
-from mtrl_plugins.demo.warm_start import compute_text_loss
+from mtrl_plugins.demo.warm_start import SFT, build_batch
 from mtrl_plugins.history.compaction import SUMMARY, add_text
 from trainer.ledger import Author, Entry, Ledger, Message
+from trainer.policy.policy import Policy
+from trainer.policy.settings import UpdateSettings
+from trainer.policy.update import PolicyUpdater
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.steppers import Step, ToolsAndFeedback, Turn
 from trainer.template import Template
@@ -53,7 +54,7 @@ def build_model(folder: Path, steps: int = 80) -> None:
     tokenizer.save_pretrained(folder)
     model = build_network(len(tokenizer), tokenizer.get_vocab()["<|im_end|>"])
     template, draw = Template.load(folder), Random(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    updater = PolicyUpdater(Policy(model, UpdateSettings(lr=3e-3)), SFT, exact=True, deterministic=True)
 
     def policy(text: str) -> Entry:
         ids = (*template.tokenizer.encode(text), template.stop_ids[0])
@@ -69,10 +70,6 @@ def build_model(folder: Path, steps: int = 80) -> None:
         opening = Entry(Author.TASK, template.encode_prompt(add_text(OPENING, SUMMARY + guess)))
         return [Ledger((*first,)), Ledger((opening, policy("1"), feedback(QUESTION), policy(guess)))]
 
-    model.train()
     for _ in range(steps):
-        loss = compute_text_loss(model, [ledger for _ in range(8) for ledger in write()])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
+        updater.train_step(build_batch([ledger for _ in range(8) for ledger in write()]))
     model.save_pretrained(folder)

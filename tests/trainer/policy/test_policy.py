@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.policy.tiny_policies import pack_sequences, policy_logprobs, tiny_model
-from trainer.policy.optimizers import learning_rate_factor
+from trainer.policy.optimizers import LR_RATIO, learning_rate_factor
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 
@@ -31,6 +33,22 @@ def test_steps_raise_the_logprobs_of_the_trained_tokens() -> None:
     metrics = policy.step()
     assert policy_logprobs(policy, ROWS).sum().item() > before + 5
     assert policy.steps == 8 and metrics["update/lr"] < 2e-2
+
+
+def test_an_optimizer_that_is_handed_in_may_have_weights_with_multiples_of_the_rate() -> None:
+    def make_sgd(weights: Mapping[str, torch.Tensor], settings: UpdateSettings) -> torch.optim.Optimizer:
+        first, *others = weights.values()
+        groups: list[dict[str, Any]] = [{"params": [first], LR_RATIO: 4.0}, {"params": others}]
+        return torch.optim.SGD(groups, lr=settings.rate)
+
+    policy = Policy(tiny_model(), UpdateSettings(lr=0.1, warmup_steps=2, max_grad_norm=1e6), make_optimizer=make_sgd)
+    before = {name: value.clone() for name, value in policy.weights.items()}
+    for _, value in policy.model.named_parameters():
+        value.grad = torch.ones_like(value)
+    metrics = policy.step()
+    assert metrics["update/lr"] == 0.05
+    changes = [float((before[name] - value.detach()).mean()) for name, value in policy.model.named_parameters()]
+    assert changes == pytest.approx([0.2, *[0.05] * (len(changes) - 1)], rel=1e-3)
 
 
 def test_gradient_that_is_not_finite_changes_nothing_and_raises() -> None:

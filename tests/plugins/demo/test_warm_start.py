@@ -1,0 +1,57 @@
+"""The optimizers of a warm start, and their learning rates from step to step."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from mtrl_plugins.demo import warm_start
+from mtrl_plugins.demo.facts.facts_demo import build_model, build_warm_start
+from mtrl_plugins.demo.warm_start import MuonWithAdamW, Recipe
+from trainer.model import load_model
+from trainer.policy.policy import Policy
+from trainer.policy.settings import UpdateSettings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> PreTrainedModel:
+    return load_model(build_model(tmp_path))
+
+
+def test_rates_rise_stay_and_fall_as_the_recipe_says(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[list[float]] = []
+
+    class Watched(MuonWithAdamW):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            rates.append([group["lr"] for part in self._parts for group in part.param_groups])
+            super().step()
+
+    monkeypatch.setattr(warm_start, "MuonWithAdamW", Watched)
+    recipe = Recipe(skill_steps=10, habit_steps=0, warmup_steps=2, batch_size=2)
+    warm_start.warm_start(model, build_warm_start(tmp_path), recipe)
+    factors = [0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert rates == [pytest.approx([0.02 * factor, 3e-3 * factor]) for factor in factors]
+
+
+def test_matrices_within_layers_are_changed_by_muon_and_all_other_weights_by_adamw(model: PreTrainedModel) -> None:
+    other = copy.deepcopy(model)
+    make_optimizer = partial(MuonWithAdamW, muon_lr=0.02)
+    policy = Policy(model, UpdateSettings(lr=3e-3, max_grad_norm=1e9), make_optimizer=make_optimizer)
+    weights = dict(other.named_parameters())
+    for name, weight in model.named_parameters():
+        weight.grad = torch.randn_like(weight)
+        weights[name].grad = weight.grad.clone()
+    policy.step()
+    matrices = [weights.pop(name) for name in [*weights] if ".layers." in name and weights[name].ndim == 2]
+    assert len(matrices) == 14
+    torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0).step()
+    torch.optim.AdamW(weights.values(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0).step()
+    for changed, expected in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(changed, expected, atol=1e-6)
