@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -203,6 +204,60 @@ async def test_what_fails_on_a_device_is_told_once_and_costs_no_id(monkeypatch: 
         "decodes without CUDA graphs",
     ]
     assert all("not permitted when stream is capturing" in note for note in told)
+
+
+async def test_note_on_a_failed_capture_names_what_failed_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stream:
+        """The current stream and that of captures, each with the streams that it waits for."""
+
+        def __init__(self) -> None:
+            self.awaited: list[Stream] = []
+
+        def wait_stream(self, other: Stream) -> None:
+            self.awaited.append(other)
+
+    class Capture:
+        is_running = False
+
+        def __init__(self, *_: object, **_options: object) -> None: ...
+
+        def __enter__(self) -> None:
+            Capture.is_running = True
+
+        def __exit__(self, *_: object) -> None:
+            Capture.is_running = False
+            raise RuntimeError("the capture was invalidated by an earlier error")
+
+    def fail_in_capture(*arguments: Any) -> None:
+        if Capture.is_running:
+            raise ValueError("an operation that waits for the host")
+        step(*arguments)
+
+    current, own, next_place, step = Stream(), Stream(), (Stream(), "another pool"), DecodeAhead._step
+    stubs = {
+        "CUDAGraph": object,
+        "graph": Capture,
+        "stream": lambda _: nullcontext(),
+        "current_stream": lambda: current,
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(DecodeAhead, "_step", fail_in_capture)
+    monkeypatch.setattr(decode_ahead, "make_place", lambda _: next_place)
+    engine = make_engine(tiny_models.load_model())
+    ahead = ahead_of(engine)
+    ahead._modes, ahead._place = [(False, True), (False, False)], (own, "pool")
+    prompt = tiny_models.random_prompt(9)
+    async with engine:
+        generation = await engine.generate(prompt, Sampling(max_tokens=9, temperature=0))
+    assert generation.ids == tiny_models.generate_greedy(tiny_models.load_model(), prompt, 9)
+    (note,) = engine.capabilities.notes
+    assert note.endswith("ValueError: an operation that waits for the host")
+    assert own in current.awaited and ahead._place == next_place
+    (warning,) = caplog.records
+    assert note in warning.getMessage() and "invalidated by an earlier error" in warning.exc_text
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # as on a CPU

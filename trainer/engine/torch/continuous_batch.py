@@ -125,9 +125,11 @@ class ContinuousBatch:
 
     def _admit(self) -> None:
         """Starts waiting sequences in order, except those whose prefix a sibling is about to finish prefilling."""
-        prefilling = [lane for lane in self.lanes if lane.is_prefilling]
-        lane_by_ids = {tuple(lane.ids): lane for lane in self.lanes} if self.waiting else {}
         free = self._max_sequences - len(self.sequences)
+        if not free or not self.waiting:
+            return
+        prefilling = [lane for lane in self.lanes if lane.is_prefilling]
+        lane_by_ids = {tuple(lane.ids): lane for lane in self.lanes}
         for sequence in list(self.waiting):
             if not free or (self._ahead and self.lanes and self._is_short(self._ahead, [sequence])):
                 break

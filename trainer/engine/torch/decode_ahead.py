@@ -1,11 +1,13 @@
-"""Decoding without a word to the host: several steps on tensors that stay where they are, replayed as CUDA graphs.
+"""Decodes several steps ahead of the host, on tensors that stay where they are, so that CUDA graphs may replay them.
 
 The host learns of the sampled ids after the last of these steps; what a sequence sampled after its end is dropped. On a
-CPU the same steps run one operation after the other, and attention gathers pages, which is what the tests compare.
+CPU the same steps run one operation after the other, and attention gathers pages, which is what the tests compare. On a
+GPU, steps have the trainer's stream: they take turns with an update's kernels beside rollouts, and do not overlap them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -25,6 +27,7 @@ BUCKET_FACTOR = 4
 UNSEEN = 2**30
 """In place of the first position of a page that is not a row's."""
 Step = Callable[[], object]
+log = logging.getLogger(__name__)
 
 
 class DecodePlan:
@@ -107,9 +110,7 @@ class DecodeAhead:
         self._bans: list[tuple[int, ...]] = []
         self._modes = [(True, True), (False, True), (False, False)] if device.type == "cuda" else [(False, False)]
         """FlexAttention or gathered pages, and graphs or not: the first is tried, and the next where it fails."""
-        self._place: Any = None
-        if device.type == "cuda":
-            self._place = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._place = make_place(device)
         self._prepared: dict[tuple[int, int, bool], Step] = {}
 
     @torch.inference_mode()
@@ -154,8 +155,14 @@ class DecodeAhead:
                     raise
                 self._modes.pop(0)
                 self._prepared.clear()
+                self._place = make_place(self._ids.device)  # What failed may have left a capture, or memory, behind.
+                cause: BaseException = error
+                while cause.__context__:  # The end of a failed capture raises an error of its own.
+                    cause = cause.__context__
                 tried = "FlexAttention in CUDA graphs" if uses_flex else "CUDA graphs"
-                self.notes += (f"decodes without {tried}, which is slower: {type(error).__name__}: {str(error)[:500]}",)
+                note = f"decodes without {tried}, which is slower: {type(cause).__name__}: {str(cause)[:500]}"
+                log.warning("the torch engine %s", note, exc_info=error)
+                self.notes += (note,)
 
     def _load(self, lanes: Sequence[Lane]) -> None:
         """Brings the lanes' state to the device; other rows have page 0 alone, and what they sample is dropped."""
@@ -203,17 +210,26 @@ class DecodeAhead:
         positions += 1
 
 
+def make_place(device: torch.device) -> Any:
+    """A stream and a pool of memory for captures; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+
+
 def capture(step: Step, place: tuple[torch.cuda.Stream, Any]) -> Step:
     """The step as a CUDA graph on a stream, with a pool of memory that all graphs use one after the other. Two runs
     before let kernels be compiled, and libraries take their memory."""
     graph = torch.cuda.CUDAGraph()
     stream, pool = place
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-        step()
-        # Another thread may use the device meanwhile: a trainer that updates beside rollouts.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    try:
+        with torch.cuda.stream(stream):
             step()
-    torch.cuda.current_stream().wait_stream(stream)
+            step()
+            # Another thread may use the device meanwhile: a trainer that updates beside rollouts.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                step()
+    finally:
+        torch.cuda.current_stream().wait_stream(stream)
     return graph.replay
