@@ -159,7 +159,7 @@ async def measure_rollouts(arguments: argparse.Namespace) -> None:
 
 
 async def measure_embedded(arguments: argparse.Namespace) -> None:
-    """The embedded engine alone on the card, with the work of the part `rollouts`: to be within a third of SGLang."""
+    """The embedded engine alone on the card, with the work of the part `rollouts`: to be within 3x of SGLang."""
     if not (CUDA or arguments.small):
         return skip("written", "decoding ahead needs CUDA; `python -m bench.engine` measures the engine on a CPU")
     shape, count = SHAPES[arguments.shape], SMALL_AT_ONCE if arguments.small else AT_ONCE

@@ -116,7 +116,7 @@ def _make_torch_engine(
 
     configure_torch()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    half = is_half(settings.engine_precision, device)
+    half = is_half(settings.engine_precision, device, getattr(getattr(settings, "update", None), "dtype", "auto"))
     shared = None if half else _find_shared_model(settings, policy)
     loaded = load_model(model, torch.bfloat16 if half else torch.float32, device) if shared is None else shared
     parameters, matrix = loaded.num_parameters(), largest_matrix(loaded)

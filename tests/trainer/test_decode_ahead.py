@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -176,6 +177,7 @@ async def test_sequences_without_a_free_page_wait_and_sample_the_same(monkeypatc
     monkeypatch.setattr(ContinuousBatch, "_make_room", count_removed)
     assert_equal(await generate_all(engine, requests), expected)
     assert any(removed), "some had begun"
+    assert engine.capabilities.notes[0].startswith("has room for 2% of its keys and values: lower `concurrency.run")
     cache = ahead_of(engine).kv_cache
     assert len(cache._unused) == 8 and not any(cache._uses), "all pages are free in the end"
 
@@ -183,7 +185,7 @@ async def test_sequences_without_a_free_page_wait_and_sample_the_same(monkeypatc
 async def test_sequence_longer_than_all_pages_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_kv_cache, "plan_pages", lambda *_: 4)
     async with make_engine(tiny_models.load_model()) as engine:
-        with pytest.raises(EngineError, match=r"no room for 3\d\d tokens"):
+        with pytest.raises(EngineError, match=r"lower `concurrency.running_requests` .*no room for 3\d\d tokens"):
             await engine.generate(tiny_models.random_prompt(200), Sampling(max_tokens=300, temperature=0))
         short = await engine.generate(tiny_models.random_prompt(20), Sampling(max_tokens=9, temperature=0))
     assert short.ids == tiny_models.generate_greedy(tiny_models.load_model(), tiny_models.random_prompt(20), 9)
@@ -279,21 +281,27 @@ def test_flex_attention_equals_attention_to_gathered_pages(queries: int, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("dtype", "deterministic", "device", "expected"),
+    ("dtype", "deterministic", "trained", "device", "expected"),
     [
-        ("auto", None, "cuda", True),
-        ("auto", True, "cuda", False),
-        ("float32", None, "cuda", False),
-        ("bfloat16", True, "cuda", True),
-        ("bfloat16", None, "cpu", False),
+        ("auto", None, "auto", "cuda", True),
+        ("auto", None, "float32", "cuda", False),
+        ("auto", True, "auto", "cuda", False),
+        ("float32", None, "auto", "cuda", False),
+        ("bfloat16", None, "float32", "cuda", True),
+        ("bfloat16", None, "auto", "cpu", False),
     ],
 )
 def test_engine_computes_in_bfloat16_on_cuda_unless_exactness_is_asked_for(
-    dtype: Any, deterministic: bool | None, device: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: Any, deterministic: bool | None, trained: str, device: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     settings = BaseRolloutSettings(engine_dtype=dtype, deterministic=deterministic)
-    assert choose_holding.is_half(settings.engine_precision, device) is expected
+    assert choose_holding.is_half(settings.engine_precision, device, trained) is expected
+
+
+def test_bfloat16_that_is_to_be_deterministic_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"leave it, or `engine_dtype: bfloat16`, out"):
+        BaseRolloutSettings(engine_dtype="bfloat16", deterministic=True)
 
 
 def test_engine_in_bfloat16_runs_ahead_near_the_exact_logprobs() -> None:

@@ -70,6 +70,12 @@ async def test_unsupported_configuration_runs_through_the_models_own_module(chan
     assert generation.ids == tiny_models.generate_greedy(model, tiny_models.random_prompt(30), 24)
 
 
+def test_models_own_module_in_bfloat16_is_noted() -> None:
+    model = tiny_models.build_qwen2(hidden_act="gelu").bfloat16()
+    capabilities = TorchEngine(model).capabilities
+    assert not capabilities.is_exact and capabilities.notes[1].startswith("computes products in bfloat16")
+
+
 async def test_siblings_prefill_their_prompt_once(engine: TorchEngine) -> None:
     prompt, results = tiny_models.random_prompt(100), []
 

@@ -29,8 +29,11 @@ def raises(error: Exception) -> Callable[..., object]:
     ("error", "reason"),
     [
         (RuntimeError("a kernel broke"), "RuntimeError: a kernel broke"),
-        (torch.OutOfMemoryError("20 GiB"), "lower the engine's `max_sequences`"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "lower the engine's `max_sequences`"),
+        (torch.OutOfMemoryError("20 GiB"), "lower `concurrency.running_requests` or `limits.rollout_tokens`"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            "lower `concurrency.running_requests` or `limits.rollout_tokens`",
+        ),
     ],
 )
 async def test_failing_step_ends_its_sequences_but_not_the_engine(

@@ -1,4 +1,4 @@
-"""Expert parallelism: each rank keeps some experts of a layer, and computes them for the tokens of all ranks."""
+"""Expert parallelism: shards a layer's experts over ranks, and computes each for the tokens of all of them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class DistributedSettings(FrozenModel):
     """Context parallelism (Ulysses): ranks that share every row, each with a part of its tokens, or in attention of its
     heads. Helps where a row's activations do not fit a device."""
     expert_parallel: bool = False
-    """Expert parallelism: each rank keeps some experts of every layer, which get tokens from all ranks, instead of
+    """Expert parallelism: shards every layer's experts over ranks; they get tokens from all ranks, instead of each rank
     gathering all experts for its own."""
     offload: bool = False
     """Keeps each rank's part of weights, gradients and optimizer in the host's memory; a layer's weights come to the
@@ -88,6 +88,9 @@ def find_mesh(settings: DistributedSettings, ranks: int) -> dict[str, int]:
         problem = f"`distributed.context_parallel: {settings.context_parallel}` does not divide {ranks // tensor} ranks"
         remedy = f"use a multiple of {settings.row_ranks} ranks, or leave `distributed.context_parallel` out"
         raise RankError(problem, remedy)
+    if settings.expert_parallel and ranks == 1:
+        problem = "`distributed.expert_parallel` shards experts over ranks, and there is one"
+        raise RankError(problem, "raise `distributed.ranks`, or leave `distributed.expert_parallel` out")
     if settings.expert_parallel and (shard < ranks or settings.offload):
         problem = "`distributed.expert_parallel` works with neither copies of the weights nor offloading"
         remedy = "leave `distributed.shard`, `tensor_parallel` and `offload` out, or `expert_parallel`"

@@ -20,6 +20,8 @@ OnIds = Callable[[Sequence[int]], None]
 """Is called on the event loop with ids as soon as they are sampled, in order."""
 
 
+FEWER_SEQUENCES = "lower `concurrency.running_requests` or `limits.rollout_tokens`"
+"""What to do where an engine lacks memory."""
 EXACT_TOLERANCE = 1e-4
 """Nats; smaller differences between logprobs are rounding."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.engine.base import FEWER_SEQUENCES
 from trainer.engine.torch.weights import Holding
 from trainer.engines import can_use_sglang
 from trainer.policy.master_weights import compute_dtype
@@ -34,6 +35,8 @@ from trainer.vision.family import family_from_config
 
 BUCKET_BYTES = GIB
 """Weights that ranks gather at once for servers."""
+EXCHANGES = 4
+"""Copies of a token's states for each of its experts, where ranks shard these: sent and received, both ways."""
 GATHERED_LAYERS = 2
 """Layers whose weights are gathered at once: the one that computes, and the next."""
 FLOAT_BYTES = 4
@@ -49,7 +52,7 @@ TIED_GRADIENTS = 3
 is then added to that of earlier passes."""
 SAMPLING_COPIES = 7
 """Copies of a row of logits, in numbers of float32, while the embedded engine samples from it."""
-FEWER_SEQUENCES = "lower `concurrency.running_requests` or `limits.rollout_tokens`"
+USE_CHECKPOINTING = "set `update.gradient_checkpointing`"
 USE_LORA = "set `update.lora`"
 LOWER_CHUNK = "lower `update.logits_chunk`"
 
@@ -74,7 +77,7 @@ def plan_memory(
         from trainer.engine.torch.paged_kv_cache import planned_positions
 
         if not unsupported_reason(model):
-            positions = (planned_positions if torch.cuda.is_available() else KVCache.planned_length)(tokens)
+            positions = (planned_positions if _decodes_ahead(settings, holding) else KVCache.planned_length)(tokens)
         server_bytes = _embedded_bytes(holding)
     kv_bytes = generating * positions * kv_bytes_per_token(model) * server_bytes // FLOAT_BYTES
     parts = [
@@ -124,17 +127,20 @@ def _plan_rank(
     chunk = min(update.logits_chunk, -(-longest // shared_by))
     passes = plan_update_pass(model, update.model_copy(update={"logits_chunk": chunk}), tokens, shared_by)
     if getattr(distributed, "expert_parallel", False):
-        passes.append(_plan_rounded_experts(model, update, shards))
+        passes += _plan_sharded_experts(model, update, shards, -(-longest // shared_by))
     return state, [*passes, *plan_embedding_gradients(model, update)]
 
 
-def _plan_rounded_experts(model: Any, update: UpdateSettings, shards: int) -> MemoryPart:
-    """What a pass keeps of this rank's experts in the dtype that it computes in; with checkpointing, of a layer's."""
-    weights = [value.numel() for module in model.modules() if is_expert_stack(module) for value in module.parameters()]
-    layers = model.config.get_text_config(decoder=True).num_hidden_layers if update.gradient_checkpointing else 1
-    width = computed_bytes(update) if computed_bytes(update) < FLOAT_BYTES else 0
-    remedy = "set `update.gradient_checkpointing`"
-    return MemoryPart("rounded experts", width * sum(weights) // (shards * layers), remedy, ("pass",))
+def _plan_sharded_experts(model: Any, update: UpdateSettings, shards: int, tokens: int) -> Iterator[MemoryPart]:
+    """What a pass keeps of this rank's experts in the dtype that it computes in, and of the tokens that ranks exchange;
+    with checkpointing, of a layer's."""
+    experts = [sum(map(torch.numel, module.parameters())) for module in model.modules() if is_expert_stack(module)]
+    kept = experts[:1] if update.gradient_checkpointing else experts
+    config, width, remedy = model.config.get_text_config(decoder=True), computed_bytes(update), USE_CHECKPOINTING
+    rounded = width * sum(kept) // shards if width < FLOAT_BYTES else 0
+    yield MemoryPart("rounded experts", rounded, remedy, ("pass",))
+    sent = EXCHANGES * width * tokens * getattr(config, "num_experts_per_tok", 1) * config.hidden_size * len(kept)
+    yield MemoryPart("tokens sent to experts", sent, remedy, ("pass",), " (if all experts get equally many)")
 
 
 def _cache_phases(holding: Holding) -> tuple[Phase, ...]:
@@ -160,6 +166,13 @@ def _plan_embedded(settings: BaseRolloutSettings, model: Any, holding: Holding) 
         yield MemoryPart("the model that the engine copies", weight_bytes(model, width), during=("loading",))
 
 
+def _decodes_ahead(settings: BaseRolloutSettings, holding: Holding) -> bool:
+    """Whether an engine in this process, with layers of its own, takes pages and makes CUDA graphs."""
+    from trainer.engine.torch.choose_holding import can_decode_ahead
+
+    return torch.cuda.is_available() and can_decode_ahead(holding, deterministic=bool(settings.deterministic))
+
+
 def _embedded_bytes(holding: Holding) -> int:
     """Bytes of a number in keys and values, and in the model that is loaded for the engine."""
     return 2 if holding == "bfloat16" and torch.cuda.is_available() else FLOAT_BYTES
@@ -174,11 +187,11 @@ def _embedded_holding(settings: BaseRolloutSettings, model: Any, ranks: int) -> 
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     precision, parameters = settings.engine_precision, weight_bytes(model) // FLOAT_BYTES
-    if is_half(precision, device):
+    update: UpdateSettings | None = getattr(settings, "update", None)
+    if is_half(precision, device, update.dtype if update else "auto"):
         return "bfloat16"
     if unsupported_reason(model):
         return "copied"
-    update: UpdateSettings | None = getattr(settings, "update", None)
     can_share = update is not None and not update.lora and ranks == 1 and is_synchronous(settings)
     can_share = can_share and computed_bytes(update) == FLOAT_BYTES
     return choose_holding(precision, parameters, largest_matrix(model), device=device, can_share=can_share)

@@ -62,7 +62,7 @@ ONE_RANK = OneRank()
 
 
 def measure_ranks(ranks: Ranks, tokens: int) -> dict[str, float]:
-    """The same metrics on every rank. `tokens` are those that this rank computed in the step."""
+    """The same metrics on every rank. `tokens` are those of its share, which some ranks compute together."""
     measured = [(float(busy_s), int(count)) for busy_s, count in ranks.gather([ranks.take_busy_s(), tokens])]
     longest = max(busy_s for busy_s, _ in measured)
     metrics = {}
@@ -71,5 +71,5 @@ def measure_ranks(ranks: Ranks, tokens: int) -> dict[str, float]:
         if longest:
             metrics[f"distributed/idle/rank_{rank}"] = 1 - busy_s / longest
         if busy_s and count:
-            metrics[f"distributed/tokens_per_s/rank_{rank}"] = count / busy_s
+            metrics[f"distributed/tokens_per_s/rank_{rank}"] = count * ranks.shares / ranks.size / busy_s
     return metrics

@@ -70,6 +70,14 @@ class RouterReplay:
         raise PolicyError(f"the routers of {self._kind} models weigh experts in a way that is not known here", REMEDY)
 
 
+def require_known(experts_TX: Tensor, model: PreTrainedModel) -> None:
+    """Raises PolicyError for an expert that the model lacks, before layers index by it, or a rank waits for others."""
+    count = getattr(model.config.get_text_config(decoder=True), "num_local_experts", None)
+    if count is not None and (highest := int(experts_TX.max())) >= count:
+        problem = f"the engine tells expert {highest}, and the trainer's model has {count}, from 0 on"
+        raise PolicyError(problem, "serve the model that is trained")
+
+
 def softmax_of_chosen(logits_UE: Tensor, choice_UC: Tensor) -> Tensor:
     """Weights that sum to 1 over the chosen experts."""
     return logits_UE.float().gather(-1, choice_UC).softmax(-1)

@@ -197,7 +197,7 @@ class PolicyUpdater:
         self._proximal = algorithm.ratio == "proximal"
         self._has_skipped_pass = False
         self._tokens = 0
-        """Tokens of the present step that this rank computes in each pass over them."""
+        """Tokens of this rank's share of the present step."""
         self.on_pass: OnPass = _ignore_pass
         """Called after each pass with a gradient, and within it after each layer."""
         self._passes, self._passed_tokens, self._total_passes = 0, 0, 0
@@ -301,6 +301,9 @@ class PolicyUpdater:
         micro_batches = []
         for number, dealt in enumerate(dealt_batches):
             if (experts_TX := dealt.batch.experts_TX) is not None:
+                from trainer.policy.router_replay import require_known
+
+                require_known(experts_TX, self._policy.model)
                 known_T = (experts_TX >= 0).any(-1)
                 step_means.add({"mismatch/replayed": float(known_T.float().mean())}, len(known_T))
             batch = dealt.batch.to(self._policy.device)

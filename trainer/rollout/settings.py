@@ -166,8 +166,9 @@ class BaseRolloutSettings(RunSections):
     """The inference engine: `torch` in this process, `sglang` in servers that are started for the run, or the addresses
     of running servers; `auto` is SGLang if it is installed and CUDA is available, and torch otherwise."""
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of products in the engine `torch`. `auto` is bfloat16 on CUDA, and for 100 million parameters and more
-    on a CPU that is measured to be faster with it; else float32, whose logprobs are the trainer's."""
+    """Precision of products in the engine `torch`. `auto` is bfloat16 on CUDA, unless `update.dtype` is float32, and
+    for 100 million parameters and more on a CPU that is measured to be faster with it; else float32, whose logprobs are
+    the trainer's."""
     deterministic: bool | None = None
     """A replay, and a resumed run, are the same to the last bit: by default for models below 20 million parameters on a
     CPU, where it costs little. If `true`, SGLang servers on a GPU run in their deterministic mode, which by SGLang's
@@ -192,8 +193,8 @@ class BaseRolloutSettings(RunSections):
 
     @property
     def engine_precision(self) -> str:
-        """`engine_dtype`, which is float32 where bits are to be the same, unless it says otherwise."""
-        return "float32" if self.deterministic and self.engine_dtype == "auto" else self.engine_dtype
+        """`engine_dtype`, which is float32 where bits are to be the same."""
+        return "float32" if self.deterministic else self.engine_dtype
 
     @property
     def parts(self) -> tuple[RunPart, ...]:
@@ -214,6 +215,12 @@ class BaseRolloutSettings(RunSections):
             if isinstance(kind, type) and issubclass(kind, RunPart):
                 values = kind.prepare(values, cls.model_fields)
         return values
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.deterministic and self.engine_dtype == "bfloat16":
+            raise ValueError("`deterministic: true` computes in float32; leave it, or `engine_dtype: bfloat16`, out")
+        return self
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:

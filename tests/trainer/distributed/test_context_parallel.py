@@ -20,6 +20,7 @@ from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.settings import DistributedSettings, count_shards
 from trainer.policy.optimizers import clip_gradients
 from trainer.policy.prefix_forest import build_forest
+from trainer.policy.ranks import OneRank, measure_ranks
 from trainer.policy.settings import PolicyError, UpdateSettings
 
 TOLERANCE = 1e-5
@@ -82,6 +83,7 @@ def test_each_rank_runs_its_part_of_the_nodes_also_in_bfloat16(model: Path, tmp_
         ({"ranks": 3, "context_parallel": 2}, "`distributed.context_parallel: 2` does not divide 3 ranks"),
         ({"ranks": 4, "context_parallel": 4}, "context_parallel: 4` does not divide the model's 2 attention heads"),
         ({"ranks": 4, "context_parallel": 2, "tensor_parallel": 2}, "times `tensor_parallel: 2` does not divide the"),
+        ({"expert_parallel": True}, "`distributed.expert_parallel` shards experts over ranks, and there is one"),
         ({"ranks": 2, "expert_parallel": True}, "qwen3 models have no experts that are stacked"),
         ({"ranks": 4, "shard": 2, "expert_parallel": True}, "`distributed.expert_parallel` works with neither copies"),
         ({"ranks": 2, "offload": True, "expert_parallel": True}, "with neither copies of the weights nor offloading"),
@@ -93,6 +95,20 @@ def test_what_cannot_be_divided_is_refused_by_name_before_anything_starts(
     with pytest.raises((PolicyError, RankError)) as caught:
         count_shards(DistributedSettings(**settings), model)
     assert problem in caught.value.problem and caught.value.remedy
+
+
+def test_tokens_of_a_row_count_once_for_all_ranks_that_share_it() -> None:
+    class FourRanks(OneRank):
+        size, shares = 4, 2
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value] * self.size
+
+        def take_busy_s(self) -> float:
+            return 2.0
+
+    metrics = measure_ranks(FourRanks(), 100)
+    assert [metrics[f"distributed/tokens_per_s/rank_{rank}"] for rank in range(4)] == [25.0] * 4
 
 
 # From here on, tests share their ranks; a process has those of one pool at a time.

@@ -1,4 +1,4 @@
-"""Expert parallelism: ranks that keep experts apart give the losses, gradient norms and weights of one process."""
+"""Expert parallelism: ranks that shard experts give the losses, gradient norms and weights of one process."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch.kv_cache import KVCache, KVShape
-from trainer.engine.torch.paged_kv_cache import PagedKVCache, plan_pages
+from trainer.engine.torch.paged_kv_cache import PagedKVCache, wanted_pages
 from trainer.policy.memory_parts import MemoryPlan, load_meta_model
 from trainer.policy.memory_plan import plan_allocator, plan_memory, plan_training, plan_update_pass
 from trainer.policy.policy import Policy
@@ -117,7 +117,10 @@ def test_ranks_that_share_rows_have_a_part_of_a_pass_each_and_rounded_experts_co
 
     assert part_size(plan(), "a pass over") == 2 * part_size(plan(context_parallel=2), "a pass over") > 0
     assert part_size(plan(expert_parallel=True), "rounded experts") == 2 * experts
-    assert part_size(plan(), "rounded experts") == 0
+    assert part_size(plan(), "rounded experts") == part_size(plan(), "tokens sent") == 0
+    # Sent and received, both ways, by each of two layers, for two experts a token.
+    assert part_size(plan(expert_parallel=True), "tokens sent") == 4 * 2 * 2 * 2 * 16 * 10000
+    assert "equally many" in str(plan(expert_parallel=True))
 
 
 @pytest.mark.parametrize(
@@ -148,9 +151,22 @@ def test_engine_on_cuda_is_planned_with_the_pages_that_it_takes(folder: Path, mo
     settings = TrainingSettings(model=folder, data="-", out=folder, engine="torch")
     plan = plan_memory(settings, folder, GIB)
     shape = KVShape(2, 2, 8, torch.bfloat16, torch.device("cpu"))
-    cache = PagedKVCache(shape, 64, plan_pages(shape, 64, settings.limits.rollout_tokens))
+    cache = PagedKVCache(shape, 64, wanted_pages(64, settings.limits.rollout_tokens))
     assert part_size(plan, "keys and values") == pytest.approx(cache.values.nbytes, rel=0.01)
     assert part_size(plan, "weights of") == 2 * sum(value.numel() for value in tiny_model().parameters())
+
+
+def test_engine_on_cuda_that_computes_step_by_step_is_planned_with_the_cache_that_grows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    options: dict[str, Any] = {"model": folder, "data": "-", "out": folder, "engine": "torch", "deterministic": True}
+    plan = plan_memory(TrainingSettings(**options, limits={"rollout_tokens": 700}), folder, GIB)
+    cache = KVCache(KVShape(2, 2, 8, torch.float32, torch.device("cpu")), slots=64)
+    for length in range(1, 701):
+        cache.ensure_length(length, 64)
+    assert part_size(plan, "keys and values") == cache.values.nbytes
 
 
 def test_engines_cache_takes_memory_only_for_slots_in_use() -> None:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mtrl_plugins.agents.turn_tree import PolicyTurn, _make_ledger
-from tests.trainer.distributed.expert_models import KINDS, save_expert_model
+from tests.trainer.distributed.expert_models import EXPERTS, KINDS, save_expert_model
+from tests.trainer.distributed.rank_pools import make_updater, random_batch
 from tests.trainer.engine_sglang.engine_harness import hosting
 from tests.trainer.engine_sglang.model_server import ModelServer
 from tests.trainer.policy.tiny_policies import model_gradient, tiny_model
@@ -27,6 +28,7 @@ from tests.trainer.train.jobs import demo_model
 from tests.trainer.train.test_modes import make_job, read_lines, string_console
 from tests.trainer.train.trainings import NATIVE
 from trainer.algorithms.packing import BatchRow, pack
+from trainer.algorithms.settings import AlgorithmSettings
 from trainer.ledger import Author, Entry, Experts, Ledger
 from trainer.policy.logprobs import PassPlan
 from trainer.policy.policy import Policy
@@ -165,6 +167,15 @@ def test_models_without_known_routers_and_other_models_are_refused(tmp_path: Pat
     twice = pack([make_row([5, 6, 7], [0] * 3 * LAYERS * CHOSEN)])
     with pytest.raises(PolicyError, match="an expert twice"):
         policy.compute_batch_logprobs(*inputs, plan=policy.logprob_reader.plan(*inputs, twice.experts_TX))
+
+
+def test_expert_that_the_model_lacks_is_refused_before_the_pass(tmp_path: Path) -> None:
+    save_expert_model(tmp_path, "mixtral")
+    batch = random_batch(tiny_model(), 1)
+    sequences = [replace(each, experts=array("h", [0, EXPERTS, 1, 2] * len(each.ids))) for each in batch.sequences]
+    _, updater = make_updater(None, tmp_path, AlgorithmSettings(), UpdateSettings())
+    with pytest.raises(PolicyError, match="tells expert 4, and the trainer's model has 4, from 0 on"):
+        updater.train_step(replace(batch, sequences=tuple(sequences)))
 
 
 def make_turn(ids: tuple[int, ...], experts: Experts | None) -> Entry:

@@ -25,9 +25,16 @@ CPU_FEATURES = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 ROUNDS = 3
 
 
-def is_half(dtype: str, device: str) -> bool:
-    """Whether the engine computes everything in bfloat16: on CUDA, as the trainer does."""
-    return device == "cuda" and (dtype == "bfloat16" or (dtype == "auto" and torch.cuda.is_bf16_supported()))
+def is_half(dtype: str, device: str, trained: str = "auto") -> bool:
+    """Whether the engine computes everything in bfloat16: on CUDA, as a trainer with `update.dtype` does."""
+    if dtype == "auto":
+        return device == "cuda" and trained != "float32" and torch.cuda.is_bf16_supported()
+    return device == "cuda" and dtype == "bfloat16"
+
+
+def can_decode_ahead(holding: Holding, *, deterministic: bool) -> bool:
+    """Whether layers of the engine's own may decode ahead of the host, whose kernels depend on the batch."""
+    return holding == "bfloat16" or not deterministic
 
 
 def choose_holding(dtype: str, parameters: int, matrix: tuple[int, int], *, device: str, can_share: bool) -> Holding:

@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from trainer.engine.base import EngineError
+from trainer.engine.torch.dense_model import BFLOAT16_NOTE
 from trainer.engine.torch.kv_cache import Chunk, KVCache, KVShape
 from trainer.engine.torch.weights import check_weights
 
@@ -35,6 +36,7 @@ class HFModel:
         except Exception as error:  # boundary: a model's own code may raise anything
             raise EngineError(f"the torch engine cannot run a model of type {config.model_type}: {error}") from error
         self.is_exact = values.dtype is torch.float32
+        self.notes += () if self.is_exact else (BFLOAT16_NOTE,)
         self.shape = KVShape(values.shape[0], values.shape[2], values.shape[4], values.dtype, model.device)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

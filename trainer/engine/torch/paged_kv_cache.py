@@ -25,9 +25,13 @@ def planned_positions(length: int) -> int:
     return PAGE * (page_count(length) + 1)
 
 
-def plan_pages(shape: KVShape, sequences: int, length: int) -> int:
-    """Pages for so many sequences of this length, as far as there is free memory."""
-    wanted = sequences * planned_positions(length) // PAGE + 2
+def wanted_pages(sequences: int, length: int) -> int:
+    """Pages for so many sequences of this length."""
+    return sequences * planned_positions(length) // PAGE + 2
+
+
+def plan_pages(shape: KVShape, wanted: int) -> int:
+    """As many of these pages as free memory has room for."""
     if shape.device.type != "cuda":
         return wanted
     torch.cuda.empty_cache()

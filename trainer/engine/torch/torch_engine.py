@@ -11,7 +11,8 @@ import torch
 from anyio import to_thread
 
 from gateway.types import Image
-from trainer.engine.base import Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
+from trainer.engine.base import FEWER_SEQUENCES, Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
+from trainer.engine.torch.choose_holding import can_decode_ahead
 from trainer.engine.torch.continuous_batch import ContinuousBatch
 from trainer.engine.torch.dense_model import DenseModel, DenseVisionModel, unsupported_reason
 from trainer.engine.torch.kv_cache import ModelRunner
@@ -73,13 +74,16 @@ class TorchEngine:
             cache_bytes = default_cache_bytes(model.device.type)
         steps = steps_ahead or (0 if model.device.type == "cpu" else STEPS_AHEAD)
         self._ahead: DecodeAhead | None = None
-        if steps and isinstance(self._model, DenseModel) and (holding == "bfloat16" or not deterministic):
+        if steps and isinstance(self._model, DenseModel) and can_decode_ahead(holding, deterministic=deterministic):
             from trainer.engine.torch.decode_ahead import DecodeAhead  # imports parts of torch's compiler
-            from trainer.engine.torch.paged_kv_cache import PagedKVCache, plan_pages
+            from trainer.engine.torch.paged_kv_cache import PagedKVCache, plan_pages, wanted_pages
 
             shape, context = self._model.shape, self._model.context_length
-            pages = plan_pages(shape, max_sequences, min(longest or context, context) + steps)
+            wanted = wanted_pages(max_sequences, min(longest or context, context) + steps)
+            pages = plan_pages(shape, wanted)
             self._ahead = DecodeAhead(self._model, PagedKVCache(shape, max_sequences, pages), max_sequences, steps)
+            if pages < wanted:
+                self._ahead.notes = (f"has room for {pages / wanted:.0%} of its keys and values: {FEWER_SEQUENCES}",)
         self._batch = ContinuousBatch(self._model, max_sequences, cache_bytes, decode, self._ahead)
         self._decode = decode
         self._stack = AsyncExitStack()
@@ -256,6 +260,6 @@ def _to_engine_error(error: Exception) -> EngineError:
         return error
     engine_error = EngineError(f"the model failed in a step: {type(error).__name__}: {error}")
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
-        engine_error = EngineError(f"out of memory: lower the engine's `max_sequences` or `cache_bytes` ({error})")
+        engine_error = EngineError(f"out of memory: {FEWER_SEQUENCES} ({error})")
     engine_error.__cause__ = error
     return engine_error
