@@ -10,9 +10,12 @@ import inspect
 import logging
 from collections.abc import Awaitable, Coroutine, Generator
 from types import coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.user_code import UserCode, current_asyncio_task
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +25,16 @@ MAX_CANCELLATIONS = 100
 
 async def await_user_code(value: Awaitable[Any]) -> Any:
     """The awaited result. What the code raises is raised as it is."""
-    return await (_drive(value) if inspect.iscoroutine(value) else value)
+    task = current_asyncio_task()
+    if task is None or not inspect.iscoroutine(value):
+        return await value
+    return await _drive(value, task)
 
 
 @coroutine
-def _drive(code: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+def _drive(code: Coroutine[Any, Any, Any], task: asyncio.Task[Any]) -> Generator[Any, Any, Any]:
     """Does what `await` does, until there were too many cancellations. Inner scopes take theirs back when they end."""
-    limit: int | None = None
+    limit = task.cancelling() + MAX_CANCELLATIONS
     error: BaseException | None = None
     while True:
         try:
@@ -42,11 +48,9 @@ def _drive(code: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
             code.close()
             raise
         except BaseException as raised:
-            if (task := current_asyncio_task()) is not None:
-                limit = limit or task.cancelling() + MAX_CANCELLATIONS
-                if task.cancelling() >= limit:
-                    _close(code)
-                    raise
+            if task.cancelling() >= limit:
+                _close(code)
+                raise
             error = raised
 
 

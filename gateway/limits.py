@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import cast
 
 import anyio
 
@@ -25,26 +24,10 @@ from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCal
 
 FIRST_RETRY_DELAY_S = 0.05
 """Delay before the first retry; doubled for each further one."""
+call_began: ContextVar[float | None] = ContextVar("call_began", default=None)
+"""When the call began that this task passes on; its deadline counts from there, with the check of its arguments."""
 FAIR_SHARE = 0.5
 """The part of its limit that a tool must have had, so that a late answer is its own fault."""
-
-
-@dataclass(slots=True)
-class CallStart:
-    """When a call began: its deadline counts from there, with the check of its arguments.
-
-    The tool's limit cancels `scope` then, which is the session's where nothing is between the two: a scope of its own
-    costs a twentieth of a call.
-    """
-
-    began_at: float
-    scope: anyio.CancelScope | None = None
-    late: ToolResult | None = None
-    """The result once the deadline has passed."""
-
-
-call_start: ContextVar[CallStart | None] = ContextVar("call_start", default=None)
-"""The start of the call that this task passes on."""
 
 
 @dataclass(slots=True)
@@ -234,64 +217,46 @@ class _LimitedSession(SessionWrapper):
         return self._owner.specs
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
-        start = call_start.get() or CallStart(monotonic())
-        call_start.set(None)  # Calls that the tool makes begin when they are made.
-        if start.scope is not None:
-            return await self._call(call, context, start, start.scope)
-        start = CallStart(start.began_at)
-        with anyio.CancelScope() as scope:
-            return await self._call(call, context, start, scope)
-        return cast(ToolResult, start.late)
-
-    async def _call(self, call: ToolCall, context: Context, start: CallStart, scope: anyio.CancelScope) -> ToolResult:
-        """Runs the call in a scope, which cancels it at its deadline; its result is `start.late` then."""
         limiter, breaker = self._owner.limiter(call.name), self._owner.breaker
         limits, queued_at = limiter.limits, monotonic()
-        started_at, delay_s = None, FIRST_RETRY_DELAY_S
+        began_at, started_at, delay_s = call_began.get() or queued_at, None, FIRST_RETRY_DELAY_S
+        call_began.set(None)  # Calls that the tool makes begin when they are made.
         time = CallTime(limits.timeout_s)
         token = call_time.set(time)
-        scope.deadline = anyio.current_time() + limits.timeout_s - (queued_at - start.began_at)
         try:
-            if not await limiter.acquire():
-                waiting = f"{limits.queue_limit} calls of {call.name!r} are waiting already (`queue_limit`)"
-                return unavailable_result(waiting)
-            try:
-                started_at = monotonic()
-                for attempt in range(1, limits.retries + 2):
-                    if breaker is None:
-                        result = await self._session.call(call, context)
-                    elif breaker.admit():
-                        sent_at = monotonic()
-                        result = await self._session.call(call, context)
-                        breaker.record(result.outcome, sent_at)
-                    else:
-                        result = unavailable_result(
-                            "the server failed many times in a row; calls are paused for a moment"
-                        )
-                    if attempt > limits.retries or not self._is_retryable(call.name, result.outcome):
-                        break
-                    await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter is no secret
-                    delay_s *= 2
-                result = _with_queue_time(result, started_at - queued_at, attempt)
-                return await limiter.admit(await limiter.truncate(result))
-            finally:
-                limiter.slots.release()
-        except BaseException as error:
-            if not isinstance(error, Exception) and anyio.current_time() >= scope.deadline:
-                start.late = self._late_result(call, limits.timeout_s, None if started_at is None else time)
-            raise
+            with anyio.move_on_after(limits.timeout_s - (queued_at - began_at)):
+                if not await limiter.acquire():
+                    waiting = f"{limits.queue_limit} calls of {call.name!r} are waiting already (`queue_limit`)"
+                    return unavailable_result(waiting)
+                try:
+                    started_at = monotonic()
+                    for attempt in range(1, limits.retries + 2):
+                        if breaker is None:
+                            result = await self._session.call(call, context)
+                        elif breaker.admit():
+                            sent_at = monotonic()
+                            result = await self._session.call(call, context)
+                            breaker.record(result.outcome, sent_at)
+                        else:
+                            result = unavailable_result(
+                                "the server failed many times in a row; calls are paused for a moment"
+                            )
+                        if attempt > limits.retries or not self._is_retryable(call.name, result.outcome):
+                            break
+                        await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter is no secret
+                        delay_s *= 2
+                    result = _with_queue_time(result, started_at - queued_at, attempt)
+                    return await limiter.admit(await limiter.truncate(result))
+                finally:
+                    limiter.slots.release()
         finally:
-            scope.deadline = math.inf
             call_time.reset(token)
-
-    def _late_result(self, call: ToolCall, timeout_s: float, time: CallTime | None) -> ToolResult:
-        """The result of a call whose deadline has passed; without `time`, it had no slot yet."""
-        if time is None:
-            return unavailable_result(f"no slot for {call.name!r} became free within {timeout_s:g} s")
-        if self._owner.breaker is not None:
-            self._owner.breaker.record(Outcome.TIMEOUT)
-        text = f"The tool {(call.policy_name or call.name)!r} did not answer within {timeout_s:g} seconds."
-        reason = f"no answer within {timeout_s:g} s" + (f": {why}" if (why := time.explain_silence()) else "")
+        if started_at is None:
+            return unavailable_result(f"no slot for {call.name!r} became free within {limits.timeout_s:g} s")
+        if breaker is not None:
+            breaker.record(Outcome.TIMEOUT)
+        text = f"The tool {(call.policy_name or call.name)!r} did not answer within {limits.timeout_s:g} seconds."
+        reason = f"no answer within {limits.timeout_s:g} s" + (f": {why}" if (why := time.explain_silence()) else "")
         return ToolResult((Text(text),), Outcome.TIMEOUT, reason=reason)
 
     def _is_retryable(self, name: str, outcome: Outcome) -> bool:

@@ -14,7 +14,7 @@ import anyio
 
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
 from gateway.errors import SessionError, Unavailable
-from gateway.limits import CallStart, call_start
+from gateway.limits import call_began
 from gateway.schema import checker_for
 from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
@@ -178,8 +178,7 @@ class GatewaySession:
         result = CANCELLED
         with scope or anyio.CancelScope() as scope:
             self._scopes[scope] = RunningCall(call.name, began_at)
-            start = CallStart(began_at, scope if tool is not None and tool.source.is_limited else None)
-            token = call_start.set(start)
+            token = call_began.set(began_at)
             try:
                 if tool is None:
                     result = self._missing_tool_result(call.name)
@@ -199,9 +198,8 @@ class GatewaySession:
                 text, reason = "The tool failed unexpectedly.", f"{type(error).__name__}: {error}"
                 result = ToolResult((Text(text),), Outcome.UNKNOWN, reason=reason)
             finally:
-                call_start.reset(token)
+                call_began.reset(token)
                 self._end_call(scope)
-                result = start.late or result
                 result = with_times(result, result.timing, time.monotonic() - began_at)
                 self._record_result(call, tool, result)
         return result

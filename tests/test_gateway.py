@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from gateway.config.models import Limits
 from gateway.errors import SessionError
 from gateway.gateway import Gateway
-from gateway.limits import LimitedToolset
+from gateway.limits import CircuitBreaker, LimitedToolset
+from gateway.media.media_filter import MediaFilter
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
-from gateway.types import Outcome, Task, ToolCall
+from gateway.types import Outcome, Task, ToolCall, ToolResult
 from tests.toolset_conformance.sample_tools import add, remember
+from tests.virtual_clock import VIRTUAL_CLOCK
 
 
 async def hang() -> None:
@@ -100,6 +104,70 @@ async def test_each_late_call_of_a_session_times_out_and_the_calls_after_it_run(
                 assert late.outcome is Outcome.TIMEOUT and "within 0.01 s" in str(late.reason)
             assert (await session.call(call("add", a=1, b=2))).text == "3"
     assert late.elapsed_s >= 0.01
+
+
+async def clean_up() -> None:
+    """Waits for ever, and takes a while to stop."""
+    try:
+        await anyio.sleep_forever()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0.3)
+
+
+on_virtual_clock = pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", VIRTUAL_CLOCK), id="virtual")])
+
+
+def limited_source(breaker: CircuitBreaker) -> Source:
+    tool = NativeToolset([FunctionTool(clean_up)])
+    return Source("native", LimitedToolset(tool, Limits(timeout_s=0.5), breaker))
+
+
+@on_virtual_clock
+async def test_a_call_that_is_cancelled_does_not_time_out_while_its_tool_cleans_up() -> None:
+    breaker, results = CircuitBreaker(failures=1), []
+
+    async def call_tool() -> None:
+        results.append(await session.call(call("clean_up")))
+
+    async with Gateway([limited_source(breaker)]) as gateway:
+        session = await gateway.begin(Task())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call_tool)
+            await anyio.sleep(0.4)
+            await session.close()
+    assert [result.outcome for result in results] == [Outcome.CANCELLED] and not breaker.is_open
+
+
+@on_virtual_clock
+async def test_the_deadline_of_a_caller_holds_beside_that_of_the_tool() -> None:
+    breaker = CircuitBreaker(failures=1)
+    async with Gateway([limited_source(breaker)]) as gateway, gateway.open() as session:
+        scope = anyio.CancelScope(deadline=anyio.current_time() + 0.1)
+        result = await session.call(call("clean_up"), scope=scope)
+        assert result.outcome is Outcome.CANCELLED and not breaker.is_open
+        late = await session.call(call("clean_up"), scope=anyio.CancelScope(deadline=anyio.current_time() + 1))
+        assert late.outcome is Outcome.TIMEOUT and breaker.is_open
+
+
+class WaitingFilter(MediaFilter):
+    async def __call__(self, result: ToolResult) -> ToolResult:
+        await checkpoint()
+        return result
+
+
+async def test_an_answer_after_the_deadline_is_not_cancelled_on_its_way() -> None:
+    async def answer_late() -> str:
+        """Goes on after its cancellation."""
+        with suppress(anyio.get_cancelled_exc_class()):
+            await anyio.sleep_forever()
+        return "late"
+
+    late = replace(source(answer_late, timeout_s=0.01), admit=WaitingFilter())
+    with anyio.fail_after(60):
+        async with Gateway([late]) as gateway, gateway.open() as session:
+            result = await session.call(call("answer_late"))
+    assert (result.outcome, result.text) == (Outcome.OK, "late")
 
 
 async def test_closing_a_session_cancels_the_calls_that_wait_for_their_turn() -> None:

@@ -312,7 +312,8 @@ class StdinWriter:
     def __init__(self, requests: OpenRequests) -> None:
         self._requests = requests
         self._lines: deque[OutgoingLine] = deque()
-        self._has_lines, self._has_room = anyio.Event(), anyio.Event()
+        self._has_lines = anyio.Event()
+        self._room = anyio.Semaphore(_MAX_WAITING_LINES)
         self._waiting_answers = 0
         self._is_closed = False
 
@@ -325,7 +326,7 @@ class StdinWriter:
                     await stdin.send(b"".join(self._take_batch()))
         finally:
             self._is_closed = True
-            self._has_room.set()
+            self._room.release()
 
     def _take_batch(self) -> Iterator[bytes]:
         size = 0
@@ -334,10 +335,10 @@ class StdinWriter:
             if pending is not None:
                 pending.sent = True
             size += len(data)
+            self._room.release()
             yield data
         if not self._lines:
             self._has_lines = anyio.Event()
-        self._has_room.set()
 
     async def send(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
         self._requests.note_sent(message)
@@ -351,17 +352,18 @@ class StdinWriter:
                     await self._put(line)
                 finally:
                     self._waiting_answers -= 1
-        elif message.method != "notifications/cancelled" or len(self._lines) < _MAX_WAITING_LINES:
+        elif message.method != "notifications/cancelled" or self._room.value:
             # A server that stopped reading will not hear of a cancellation, and its caller's deadline has passed.
             await self._put(line)
 
     async def _put(self, line: OutgoingLine) -> None:
-        """Queues a line; gives way to other tasks only where there is no room."""
-        while len(self._lines) >= _MAX_WAITING_LINES and not self._is_closed:
-            if self._has_room.is_set():
-                self._has_room = anyio.Event()
-            await self._has_room.wait()
+        """Queues a line; waits only where there is no room. Each line that is taken wakes one sender, in order."""
+        try:
+            self._room.acquire_nowait()
+        except anyio.WouldBlock:
+            await self._room.acquire()
         if self._is_closed:
+            self._room.release()  # wakes the next
             raise anyio.BrokenResourceError
         self._lines.append(line)
         self._has_lines.set()

@@ -30,7 +30,6 @@ from mcp_types import (
     JSONRPCRequest,
     JSONRPCResponse,
 )
-from opentelemetry.context import get_current
 from opentelemetry.propagate import inject
 
 from gateway.mcp_client.messages import build_message, error_response
@@ -236,8 +235,7 @@ def _build_request(
     meta = dict(own_params.get("_meta") or {})
     if options.get("on_progress") is not None:
         meta["progressToken"] = request_id
-    if get_current():  # An empty context has nothing to propagate.
-        inject(meta)
+    inject(meta)
     if meta:
         own_params["_meta"] = meta
     fields: dict[str, Any] = {"params": own_params} if own_params else {}

@@ -10,8 +10,12 @@ from pathlib import Path
 
 from mtrl_plugins.demo.demos import load_demo
 from mtrl_plugins.demo.warm_start import Progress, Recipe, warm_start
+from trainer import algorithms, policy
 from trainer.model import load_model
 from trainer.storage.temporary_folder import TemporaryFolder
+
+SOURCES = [Path(__file__).parent, *(Path(package.__file__ or "").parent for package in (algorithms, policy))]
+"""The folders with the source of what a warm start does."""
 
 
 def cache_folder() -> Path:
@@ -34,13 +38,13 @@ def find_or_build_model(
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """Digests all that determines the weights: the recipe, the source of this package, and the versions of others."""
+    """Digests what determines the weights: the recipe, the source of the demos and the trainer's step, and versions."""
     digest = sha256(repr(recipe).encode())
     for name in ("torch", "transformers", "tokenizers"):
         digest.update(version(name).encode())
-    package = Path(__file__).parent
-    for file in sorted([*package.rglob("*.py"), *package.rglob("*.jinja")]):
-        digest.update(file.name.encode() + file.read_bytes())
+    for package in SOURCES:
+        for file in sorted([*package.rglob("*.py"), *package.rglob("*.jinja")]):
+            digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

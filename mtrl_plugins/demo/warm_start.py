@@ -167,17 +167,17 @@ def warm_start(
     The skill is learned with Muon; the habit with AdamW, and a learning rate like that of the job that unlearns it.
     """
     decay_start = max(recipe.warmup_steps, round(recipe.decay_start * recipe.skill_steps))
-    update = UpdateSettings(lr=recipe.adamw_lr, warmup_steps=recipe.warmup_steps)
+    update = UpdateSettings(lr=recipe.adamw_lr, warmup_steps=recipe.warmup_steps, dtype="float32")
     muon = partial(MuonWithAdamW, muon_lr=recipe.muon_lr)
     skill = _Phase("skill", recipe.skill_steps, 1.0, update, muon, decay_start)
-    update = UpdateSettings(lr=recipe.habit_lr)
+    update = UpdateSettings(lr=recipe.habit_lr, dtype="float32")
     habit = _Phase("habit", recipe.habit_steps, recipe.call_probability, update, build_optimizer, 0)
     step, image_processor = 0, setup.writer.template.image_processor
-    for phase in (skill, habit):
+    for phase in filter(lambda phase: phase.steps, (skill, habit)):
         policy = Policy(model, phase.settings, None, image_processor, phase.make_optimizer)
         updater = PolicyUpdater(policy, SFT, exact=True, deterministic=True)
         for batch in islice(setup.write_batches(phase.name, recipe, phase.call_probability), phase.steps):
-            if policy.steps == phase.decay_start:  # The steps before count as the warm-up of a rate that falls.
+            if policy.steps == phase.decay_start:  # A rate falls after its warm-up, which this step is made the end of.
                 falling = {"lr_scheduler": "linear", "decay_steps": phase.steps, "min_lr_ratio": 0.0}
                 policy.settings = policy.settings.model_copy(update=falling | {"warmup_steps": phase.decay_start})
             metrics = updater.train_step(batch)
@@ -186,13 +186,16 @@ def warm_start(
 
 
 class MuonWithAdamW(Optimizer):
-    """Muon for the matrices within the layers, AdamW for everything else, each with a learning rate of its own."""
+    """Muon for the matrices within the layers, AdamW for everything else, each with a learning rate of its own.
+
+    Its state is not among what checkpoints save: a warm start is not resumed.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor], settings: UpdateSettings, muon_lr: float) -> None:
         matrices = {
             name: weight
             for name, weight in weights.items()
-            if weight.ndim == 2 and LAYER_CONTAINERS & {*name.split(".")}
+            if weight.ndim == 2 and weight.requires_grad and LAYER_CONTAINERS & {*name.split(".")}
         }
         group = {"params": list(matrices.values()), LR_RATIO: muon_lr / settings.rate}
         muon = torch.optim.Muon([group], lr=muon_lr, momentum=0.95, weight_decay=0.0)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
+from types import coroutine
+from typing import Any
 
 import anyio
 import pytest
@@ -47,6 +50,31 @@ async def test_a_server_that_reads_late_gets_every_line_whole_and_in_order() -> 
             tasks.cancel_scope.cancel()
     ids = [message.id for line in received.splitlines() for message in parse_messages(line)]  # type: ignore[union-attr]
     assert ids == list(range(COUNT))
+
+
+@coroutine
+def count_waits(code: Coroutine[Any, Any, None], waits: Counter[int], number: int) -> Generator[Any, Any, None]:
+    """Awaits code that is not cancelled, and counts how often it waits."""
+    for waited in code.__await__():
+        waits[number] += 1
+        yield waited
+
+
+async def test_a_caller_waits_once_for_room_however_many_wait() -> None:
+    writer, waits, received = StdinWriter(OpenRequests()), Counter[int](), 0
+
+    async def send(number: int) -> None:
+        await count_waits(writer.send(request(number), {}), waits, number)
+
+    with pipe() as (read, write), anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(writer.run, write)
+            for number in range(COUNT):
+                tasks.start_soon(send, number)
+            while received < COUNT:
+                received += (await read.receive()).count(b"\n")
+            tasks.cancel_scope.cancel()
+    assert waits and max(waits.values()) == 1
 
 
 async def test_callers_that_wait_for_a_server_fail_when_it_ends() -> None:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
+from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, Field
 
 from gateway.config.models import Limits
@@ -70,6 +71,7 @@ async def add(a: int, b: int = 0) -> int:
         a: the first
         b: the second
     """
+    await checkpoint()  # Tools wait.
     return a + b
 
 

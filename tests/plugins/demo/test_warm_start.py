@@ -1,13 +1,15 @@
-"""The optimizers of a warm start, and their learning rates from step to step."""
+"""The loss of a warm start, its optimizers, and their learning rates from step to step."""
 
 from __future__ import annotations
 
 import copy
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from mtrl_plugins.demo import warm_start
@@ -16,6 +18,7 @@ from mtrl_plugins.demo.warm_start import MuonWithAdamW, Recipe
 from trainer.model import load_model
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
+from trainer.policy.update import PolicyUpdater
 
 
 @pytest.fixture
@@ -55,3 +58,16 @@ def test_matrices_within_layers_are_changed_by_muon_and_all_other_weights_by_ada
     torch.optim.AdamW(weights.values(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0).step()
     for changed, expected in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.allclose(changed, expected, atol=1e-6)
+
+
+def test_loss_is_the_mean_cross_entropy_of_what_the_policy_wrote(model: PreTrainedModel, tmp_path: Path) -> None:
+    setup, draw = build_warm_start(tmp_path), Random(0)
+    problems = setup.problems("0", Recipe().kinds)
+    ledgers = [setup.writer.write(next(problems), draw) for _ in range(8)]
+    losses = []
+    for ledger in ledgers:
+        ids, written = torch.tensor([ledger.ids]), torch.tensor(ledger.mask)[1:]
+        losses.append(cross_entropy(model(ids).logits[0, :-1][written], ids[0, 1:][written], reduction="none"))
+    updater = PolicyUpdater(Policy(model, UpdateSettings(lr=1e-3)), warm_start.SFT, exact=True, deterministic=True)
+    loss = updater.train_step(warm_start.build_batch(ledgers))["loss"]
+    assert loss == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
