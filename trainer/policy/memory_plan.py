@@ -52,6 +52,8 @@ TIED_GRADIENTS = 3
 is then added to that of earlier passes."""
 SAMPLING_COPIES = 7
 """Copies of a row of logits, in numbers of float32, while the embedded engine samples from it."""
+FILTER_COPIES = 12
+"""The same where `top_p` or `top_k` sort the row, in addition."""
 USE_CHECKPOINTING = "set `update.gradient_checkpointing`"
 USE_LORA = "set `update.lora`"
 LOWER_CHUNK = "lower `update.logits_chunk`"
@@ -77,7 +79,8 @@ def plan_memory(
         from trainer.engine.torch.paged_kv_cache import planned_positions
 
         if not unsupported_reason(model):
-            positions = (planned_positions if _decodes_ahead(settings, holding) else KVCache.planned_length)(tokens)
+            is_ahead = _decodes_ahead(settings, model, holding)
+            positions = (planned_positions if is_ahead else KVCache.planned_length)(tokens)
         server_bytes = _embedded_bytes(holding)
     kv_bytes = generating * positions * kv_bytes_per_token(model) * server_bytes // FLOAT_BYTES
     parts = [
@@ -159,18 +162,24 @@ def _plan_embedded(settings: BaseRolloutSettings, model: Any, holding: Holding) 
     cached = min(most, step * tokens * kv_bytes_per_token(model) * width // FLOAT_BYTES)
     yield MemoryPart("prefixes that are kept", cached, FEWER_SEQUENCES, during=_cache_phases(holding))
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    sampling = SAMPLING_COPIES * FLOAT_BYTES * rollouts * vocabulary
-    phases: tuple[Phase, ...] = ("generating",) if is_synchronous(settings) else LOADED
+    is_ahead, copies = _decodes_ahead(settings, model, holding), SAMPLING_COPIES
+    if is_ahead and (settings.sampling.top_p < 1 or settings.sampling.top_k):
+        copies += FILTER_COPIES
+    sampling = copies * FLOAT_BYTES * rollouts * vocabulary
+    # CUDA graphs keep the memory that they use.
+    phases: tuple[Phase, ...] = ("generating",) if is_synchronous(settings) and not is_ahead else LOADED
     yield MemoryPart("probabilities while sampling", sampling, "lower `concurrency.running_requests`", during=phases)
     if holding != "shared":
         yield MemoryPart("the model that the engine copies", weight_bytes(model, width), during=("loading",))
 
 
-def _decodes_ahead(settings: BaseRolloutSettings, holding: Holding) -> bool:
-    """Whether an engine in this process, with layers of its own, takes pages and makes CUDA graphs."""
+def _decodes_ahead(settings: BaseRolloutSettings, model: Any, holding: Holding) -> bool:
+    """Whether an engine in this process takes pages and makes CUDA graphs."""
     from trainer.engine.torch.choose_holding import can_decode_ahead
+    from trainer.engine.torch.dense_model import unsupported_reason
 
-    return torch.cuda.is_available() and can_decode_ahead(holding, deterministic=bool(settings.deterministic))
+    can = can_decode_ahead(holding, deterministic=bool(settings.deterministic))
+    return can and torch.cuda.is_available() and not unsupported_reason(model)
 
 
 def _embedded_bytes(holding: Holding) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -51,6 +54,27 @@ def test_rank_whose_experts_get_no_tokens_keeps_up_with_the_others(channel: Lead
             value.data[1], value.data[2:] = -value.data[0], 0
     model.save_pretrained(tmp_path)
     require_same("rloo, gradient checkpointing", tmp_path, channel)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_experts_that_the_engine_told_are_taken_in_either_precision(
+    dtype: str, tolerance: float, channel: LeaderChannel, mixture: Path
+) -> None:
+    def choose(ids: Sequence[int]) -> Iterator[int]:
+        """Two experts of each of two layers, by the tokens so far: ranks that have a prefix agree on it."""
+        for end in range(len(ids)):
+            draw = Random(str(ids[: end + 1]))
+            yield from (*draw.sample(range(EXPERTS), 2), *draw.sample(range(EXPERTS), 2))
+
+    batch = batches_of(CASES[0], mixture)[0]
+    told = tuple(replace(each, experts=array("h", choose(each.ids))) for each in batch.sequences)
+    metrics = []
+    for place in (None, channel):
+        _, updater = make_updater(place, mixture, AlgorithmSettings(), UpdateSettings(dtype=dtype))
+        metrics.append(updater.train_step(replace(batch, sequences=told)))
+    alone, shared = metrics
+    assert shared["update/grad_norm"] == pytest.approx(alone["update/grad_norm"], rel=tolerance)
+    assert shared["mismatch/replayed"] == alone["mismatch/replayed"] == 1
 
 
 def test_each_rank_has_its_experts_alone_and_checkpoints_resume_anywhere(

@@ -169,6 +169,20 @@ def test_engine_on_cuda_that_computes_step_by_step_is_planned_with_the_cache_tha
     assert part_size(plan, "keys and values") == cache.values.nbytes
 
 
+def test_cuda_graphs_keep_the_memory_of_sampling_beside_updates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+
+    def during(phase: Any, **options: Any) -> int:
+        settings = TrainSettings(model=str(folder), data="-", engine="torch", out=folder, **options)
+        parts = plan_memory(settings, folder, GIB).parts
+        return sum(part.size for part in parts if part.name.startswith("probabilities") and phase in part.during)
+
+    assert during("pass") == during("generating") > 0
+    assert during("generating", sampling={"top_p": 0.9}) > 2 * during("generating") > 0
+    assert during("pass", deterministic=True) == 0, "without graphs, memory is free again"
+
+
 def test_engines_cache_takes_memory_only_for_slots_in_use() -> None:
     cache = KVCache(KVShape(1, 8, 64, torch.float32, torch.device("cpu")), slots=64)
     before = psutil.Process().memory_info().rss
