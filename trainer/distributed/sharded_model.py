@@ -31,8 +31,9 @@ from trainer.distributed.shard_files import ShardFiles
 from trainer.distributed.sharded_state import local_slices
 from trainer.model import COMPUTE_DEVICE, build_skeleton
 from trainer.policy import lora
-from trainer.policy.context_parallel import CONTEXT, require_divisible_heads
+from trainer.policy.context_parallel import require_divisible_heads
 from trainer.policy.logprobs import SHARDED_RUN, language_model_of
+from trainer.policy.prefix_forest import CONTEXT
 from trainer.policy.settings import PolicyError
 
 ADAPTED_PART = re.compile(r"(?P<layer>.+)\.(?P<kind>base_layer|lora_[AB](?=\.))(\.\w+)?")

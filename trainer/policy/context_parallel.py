@@ -18,9 +18,6 @@ from torch.nn.functional import pad
 
 from trainer.policy.settings import PolicyError
 
-CONTEXT = "context_group"
-"""The attribute of a model whose rows are shared."""
-
 
 @dataclass(frozen=True, slots=True)
 class ContextGroup:

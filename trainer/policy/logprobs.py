@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from gateway.types import Image
 from trainer.algorithms.packing import TopLogprobs
 from trainer.model import device_of
-from trainer.policy.context_parallel import CONTEXT, ContextGroup
 from trainer.policy.head_logprobs import compute_head_logprobs, find_top_logprobs
 from trainer.policy.prefix_forest import (
     ATTENTION_NAME,
+    CONTEXT,
     PrefixForest,
     build_forest,
     register_attention,
@@ -29,6 +29,7 @@ from trainer.policy.settings import PolicyError
 from trainer.vision.image_processor import ImageProcessor, PreparedImage
 
 if TYPE_CHECKING:
+    from trainer.policy.context_parallel import ContextGroup
     from trainer.policy.router_replay import RouterReplay
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from trainer.policy.context_parallel import ContextGroup
     from trainer.policy.flex_forest import PreOrder
 
+CONTEXT = "context_group"
+"""The attribute of a model whose rows ranks share."""
 MAX_BLOCK_NODES = 512
 """Largest block with a mask; longer rows are faster alone, without a mask."""
 MIN_SIZE_RATIO = 0.7

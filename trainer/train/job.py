@@ -20,12 +20,12 @@ from gateway.session import AnyGateway
 from gateway.tool_table import Source
 from trainer.algorithms.token_weights import TokenWeightFn, bind_decoder, load_token_weight_fn
 from trainer.data.curriculum import TaskStream
-from trainer.data.state_names import check_state_names
 from trainer.data.tasks import (
     CHECKED_TASKS,
     WarmStartProgress,
     check_task_names,
     example_names,
+    find_names,
     load_example,
     require_example,
 )
@@ -153,7 +153,11 @@ def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGatewa
     mistakes += find_unknown_tools(gateway)
     for source in [*tasks.train.values(), tasks.held_out]:
         checked = source[:CHECKED_TASKS] if settings.data in example_names() else source
-        mistakes += check_task_names(checked, gateway.specs) + check_state_names(checked, gateway)
+        mistakes += check_task_names(checked, gateway.specs)
+        if any(names.state for names in find_names(checked)):
+            from trainer.data.state_names import check_state_names  # few jobs have states
+
+            mistakes += check_state_names(checked, gateway)
         mistakes += (mistake for part in settings.parts for mistake in part.find_mistakes(checked))
     if mistakes and settings.data in example_names():
         remedy = "pass `--tools tool_configs/`, or name your own tasks with --data"
