@@ -23,7 +23,7 @@ TOLERANCE = 1e-5  # Adam's first steps magnify how sums over ranks round
 FASTER = "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=2"
 RUN = Path("runs/a")
 REWARDS = ROOT / "tests/trainer/train/sevenths.py"
-"""Every group of random weights has a gradient by it."""
+"""With a high temperature, nearly every group has a gradient by it, whatever the model writes."""
 
 
 def read_command() -> list[str]:
@@ -62,7 +62,10 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_tcp_port: int, on
     """A port of a job, in whose folder one process has made an undisturbed run."""
     monkeypatch.chdir(tmp_path)
     reward = {"components": {"sevenths": {"function": f"{REWARDS}:sevenths"}}}
-    settings = {"engine": "torch", "n": 3, "checkpoint": {"every": 1}, "steps": STEPS, "reward": reward}
+    sampling = {"temperature": 2.0}
+    settings = {
+        "engine": "torch", "n": 3, "sampling": sampling, "checkpoint": {"every": 1}, "steps": STEPS, "reward": reward,
+    }  # fmt: skip
     write_config(**settings)
     done = CliRunner().invoke(app, ["--config", "run.yaml", "--out", "undisturbed"])
     assert done.exit_code == 0, done.output
