@@ -31,6 +31,7 @@ from gpu_trl import find_trl, measure_trl_update  # noqa: E402
 from gpu_workload import (  # noqa: E402
     SHAPES,
     ModelShape,
+    RolloutRun,
     build_random_model,
     make_batch,
     make_requests,
@@ -41,7 +42,7 @@ from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
-from trainer.engine.base import Sampling  # noqa: E402
+from trainer.engine.base import Engine, Sampling  # noqa: E402
 from trainer.engine.sglang.sglang_engine import SGLangEngine  # noqa: E402
 from trainer.engine.sglang.weight_sync.base import WeightSync  # noqa: E402
 from trainer.engine.sglang.weight_sync.disk import DiskSync  # noqa: E402
@@ -138,18 +139,24 @@ async def check_gates(arguments: argparse.Namespace) -> None:
         tell("logprobs apart, most", agreement.max_difference, "nats")
 
 
+async def tell_rollouts(engine: Engine, shape: ModelShape, at_once: int) -> RolloutRun:
+    """Runs the rollout loop of a shape, after a group that warms the engine up."""
+    await run_rollouts(engine, replace(shape, groups=1), "warm")
+    with GpuIdleMeter() as meter:
+        run = await run_rollouts(engine, shape, "whole")
+    rollouts = shape.groups * shape.siblings
+    tell("rollouts", rollouts / run.wall_s, "rollouts/s", turns=shape.turns, at_once=at_once)
+    tell("written", run.counters.written / run.wall_s, "tokens/s")
+    tell("prefix cache hits", run.counters.cached / max(1, run.counters.possible), "of what is possible")
+    tell("idle", meter.idle_share, "of the time")
+    return run
+
+
 async def measure_rollouts(arguments: argparse.Namespace) -> None:
     """The whole rollout loop with a tool that answers at once; its floor is SGLang with the same requests, bare."""
     shape = SHAPES[arguments.shape]
     async with SGLangEngine([arguments.url], TensorSync()) as engine:
-        await run_rollouts(engine, replace(shape, groups=1), "warm")
-        with GpuIdleMeter() as meter:
-            run = await run_rollouts(engine, shape, "whole")
-        rollouts = shape.groups * shape.siblings
-        tell("rollouts", rollouts / run.wall_s, "rollouts/s", turns=shape.turns, at_once=rollouts)
-        tell("written", run.counters.written / run.wall_s, "tokens/s")
-        tell("prefix cache hits", run.counters.cached / max(1, run.counters.possible), "of what is possible")
-        tell("idle", meter.idle_share, "of the time")
+        run = await tell_rollouts(engine, shape, shape.groups * shape.siblings)
         plain_s = await repeat_requests(arguments.url, run.requests, shape)
         tell("written by bare SGLang", run.counters.written / plain_s, "tokens/s")
         tell("share of bare SGLang", plain_s / run.wall_s)
@@ -174,13 +181,7 @@ async def measure_embedded(arguments: argparse.Namespace) -> None:
         tell("ready", time.perf_counter() - began, "s")
         for note in engine.capabilities.notes:
             tell("note", note)
-        await run_rollouts(engine, replace(shape, groups=1), "warm")
-        with GpuIdleMeter() as meter:
-            run = await run_rollouts(engine, shape, "whole")
-        rollouts = shape.groups * shape.siblings
-        tell("rollouts", rollouts / run.wall_s, "rollouts/s", turns=shape.turns, at_once=count)
-        tell("written", run.counters.written / run.wall_s, "tokens/s")
-        tell("idle", meter.idle_share, "of the time")
+        await tell_rollouts(engine, shape, count)
         sampling = Sampling(max_tokens=shape.written, seed=0)
         began = time.perf_counter()
         async with anyio.create_task_group() as tasks:
