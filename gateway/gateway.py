@@ -324,10 +324,14 @@ class Gateway:
     async def _close_expired_sessions(self) -> None:
         while True:
             await anyio.sleep(EXPIRY_CHECK_S)
-            for session in list(self.sessions.values()):
-                if session.remaining_s == 0.0 and not session.closed:
-                    log.info("a session of task %r expired", session.task.id)
-                    self._tasks.start_soon(partial(session.close, is_abandoned=True))
+            self._close_sessions_that_expired()
+
+    def _close_sessions_that_expired(self) -> None:
+        """A function of its own, whose variable does not hold the last session until the next look."""
+        for session in list(self.sessions.values()):
+            if session.remaining_s == 0.0 and not session.closed:
+                log.info("a session of task %r expired", session.task.id)
+                self._tasks.start_soon(partial(session.close, is_abandoned=True))
 
     async def _stop(self) -> None:
         """Closes the sessions, then the sources."""

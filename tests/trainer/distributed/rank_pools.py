@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from tests.forked_python import ForkedPopen
@@ -46,6 +47,7 @@ def running_ranks(size: int, folder: Path, **settings: Any) -> Iterator[LeaderCh
                     pass
         finally:
             ranks.close()
+            _clear_sharding_prop_cache()  # It names the groups of equal meshes, which end here: a process has one pool.
 
 
 def make_updater(
