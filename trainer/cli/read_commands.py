@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import ConfigError, OperatorError
 from trainer.cli.errors import report_errors
 from trainer.cli.options import RUN_PANEL, RunFolder, app
 
@@ -84,11 +84,10 @@ def compare(
 def _load_decoder(run: Path) -> Any:
     """The decode function of the run's tokenizer; None if the model is gone."""
     from trainer.setup import load_template
-    from trainer.template import TemplateError
 
     try:
         return load_template(*_read_model_and_template(run)).tokenizer.decode
-    except (GatewayError, TemplateError) as error:
+    except OperatorError as error:
         sys.stderr.write(f"mtrl-train: shown without text: {error}\n")
         return None
 
