@@ -52,7 +52,8 @@ def read_batch(content: bytes) -> TrainBatch:
     """The batch, equal to the one that was written."""
     stream = BytesIO(content)
     unpickler = pickle.Unpickler(stream)  # noqa: S301 - rank 0 of this run wrote it
-    batch, sequences = unpickler.load(), []
+    batch: TrainBatch = unpickler.load()
+    sequences = []
     while stream.tell() < len(content):
         sequences.append(unpickler.load())
     return replace(batch, sequences=tuple(sequences))
