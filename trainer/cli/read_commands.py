@@ -27,15 +27,15 @@ def show(
 
     from trainer.storage.rollout_file import Rollouts
     from trainer.storage.token_credit import CreditReader
-    from trainer.view.show import print_rollouts as print_run
+    from trainer.view.show import print_rollout, print_table
     from trainer.view.why import RolloutCredit
 
     with report_errors(IndexError):
         rollouts = Rollouts(run)
         if rollout is None:
-            return print_run(rollouts, Console())
+            return print_table(rollouts, Console())
         credited = RolloutCredit.load(rollouts[rollout], CreditReader(run))
-        print_run(rollouts, Console(), rollout=rollout, decode=_load_decoder(run), credited=credited)
+        print_rollout(rollouts[rollout], rollout, Console(), _load_decoder(run), credited)
 
 
 @app.command(rich_help_panel=RUN_PANEL)

@@ -14,15 +14,14 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Self
 
-from gateway.disk_errors import describe_write_error, require_linked, write_atomically
+from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.line_file import FileLine, iterate_lines, parse_json_line
-from trainer.storage.rollout_file import RunError, resume_hint, warn_once
+from trainer.storage.rollout_file import RunError, append_line, resume_hint, warn_once
 
 RUN_NAMES = frozenset({
     "run.json", "metrics.jsonl", "progress.json", "rollouts.jsonl", "rollouts.jsonl.index", "credits.jsonl",
@@ -132,17 +131,8 @@ class MetricsWriter:
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a step's metrics. Raises RunError, with nothing appended, if the disk is full."""
-        rest = memoryview(dump_metrics(step, metrics))
         with self._report_write_errors():
-            start = self._file.seek(0, 2)
-            try:
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-                require_linked(self._file.fileno(), self.file)
-            except BaseException:  # The next line must not follow half a line.
-                with suppress(OSError):
-                    self._file.truncate(start)
-                raise
+            append_line(self._file, dump_metrics(step, metrics))
 
     def sync(self) -> None:
         """Waits until all lines are on the disk."""
@@ -159,22 +149,3 @@ class MetricsWriter:
 
 def _without_step(metrics: StepMetrics) -> StepMetrics:
     return {name: value for name, value in metrics.items() if name != "step"}
-
-
-@dataclass(frozen=True, slots=True)
-class SuccessCriterion:
-    """When a rollout counts as a success: a reward component and its threshold, from the run's settings."""
-
-    component: str = ""
-    threshold: float = 1.0
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        reward = read_run_info(folder).get("settings", {}).get("reward")
-        components = (reward or {}).get("components")
-        if not components:
-            return cls()
-        return cls(reward.get("success") or next(iter(components)), reward.get("success_at", 1.0))
-
-    def is_success(self, rewards: Mapping[str, float]) -> bool | None:
-        return rewards[self.component] >= self.threshold if self.component in rewards else None
