@@ -17,9 +17,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel
 
 from gateway.disk_errors import describe_write_error, write_atomically
+from gateway.errors import ConfigError
 from gateway.line_file import FileLine, iterate_lines, parse_json_line
 from trainer.storage.rollout_file import RunError, append_line, resume_hint, warn_once
 
@@ -33,6 +36,7 @@ RUN_NAMES = frozenset({
 log = logging.getLogger(__name__)
 
 RUN_INFO_FILE = "run.json"
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def find_run_folder(folder: Path) -> Path:
@@ -49,6 +53,25 @@ def read_run_info(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}
+
+
+def load_run_settings(run: Path, kind: type[Settings], command: str) -> Settings:
+    """The settings that a run was made with. `command` is what makes such runs."""
+    try:
+        info = json.loads((run / RUN_INFO_FILE).read_text(encoding="utf-8"))
+        return kind.model_validate(info["settings"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        problem, remedy = f"not a training run ({type(error).__name__})", f"name a folder that `{command} --out` made"
+        raise ConfigError(problem, file=run, remedy=remedy) from error
+
+
+def write_json(file: Path, value: object, remedy: str) -> None:
+    """Writes a file of a run, whole or not at all. Raises RunError with what to do next."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, (json.dumps(value, indent=2) + "\n").encode())
+    except OSError as error:
+        raise RunError(describe_write_error(file, error, remedy)) from error
 
 
 METRICS_FILE = "metrics.jsonl"
