@@ -79,7 +79,7 @@ class RemoteProvider:
                     if is_full and left_s <= machines.TURN_S:
                         raise Unavailable(self._machines.describe_full(wait_s))
         except BaseException as error:
-            statistics.count_refusal()
+            statistics.STATISTICS.refusals += 1
             if isinstance(error, TimeoutError):
                 raise Unavailable(f"no sandbox was started within {START_S:g} s") from error
             raise
