@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
@@ -83,6 +83,8 @@ class ObservedCall(NamedTuple):
 
 
 Observer = Callable[[ObservedCall], None]
+CallScope = AbstractContextManager[anyio.CancelScope]
+"""The scope of a call: a new one, or `nullcontext` of one that its caller has entered."""
 ClosingStep = tuple[str, float, Callable[[], Awaitable[object]]]
 """What failed if it fails, its limit in seconds, and what it does."""
 
@@ -164,11 +166,11 @@ class GatewaySession:
         return replace(self.task, tools=tools, create=create)
 
     async def call(
-        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: CallScope | None = None
     ) -> ToolResult:
         """Runs one call. Never raises for what a tool did: every way to end is an outcome.
 
-        `scope` is entered for it, so that the caller can cancel it.
+        `scope` is entered for it, so that the caller can cancel it; a closing session cancels it, too.
         """
         self._touch()
         began_at = time.monotonic()
