@@ -163,6 +163,8 @@ class GatewaySession:
         own_tools = {name: tool for name, tool in self._tools.items() if tool.source is source}
         tools = tuple(tool.source_name for tool in own_tools.values())
         create = {own_tools[name].source_name: kwargs for name, kwargs in self.task.create.items() if name in own_tools}
+        if (tools, create) == (self.task.tools, self.task.create):
+            return self.task
         return replace(self.task, tools=tools, create=create)
 
     async def call(
@@ -363,14 +365,15 @@ class GatewaySession:
 
         They share a scope, which costs more than most steps do.
         """
-        with anyio.CancelScope(shield=True) as scope:
+        with anyio.move_on_after(steps[0][1], shield=True) as scope:
             while steps and not scope.cancel_called:
                 failure, within_s, step = steps.pop(0)
-                scope.deadline = anyio.current_time() + within_s
                 try:
                     await step()
                 except Exception:  # boundary: a failing reward must not prevent the release
                     log.exception("a session of task %r: %s", self.task.id, failure)
+                if steps:
+                    scope.deadline = anyio.current_time() + steps[0][1]
         if scope.cancelled_caught:
             log.error("a session of task %r: %s within %s s", self.task.id, failure, within_s)
 

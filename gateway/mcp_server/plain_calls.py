@@ -9,9 +9,8 @@ formed, goes to the SDK, whose refusals therefore hold for all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from mcp.server.runner import modern_error_data
@@ -61,8 +60,7 @@ _EVENT_HEADERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PlainCall:
+class PlainCall(NamedTuple):
     """A call that was read from a request."""
 
     id: str | int

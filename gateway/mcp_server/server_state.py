@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import anyio
@@ -161,7 +162,7 @@ class McpServerState:
             _require_tool(name, name in self.tools.by_name)
             # Modern HTTP requests belong to no connection, so nothing is kept between them.
             with scope or anyio.CancelScope() as scope:
-                session = await self.gateway.begin(Task(tools=(name,)))
+                session = await self.gateway.begin(_task_of(name))
                 try:
                     return await session.call(call, context, nullcontext(scope))
                 finally:
@@ -209,6 +210,11 @@ class McpServerState:
         ):
             return await self.resumable_calls.start_or_resume(params, context, handler, poller)
         return await handler(context)
+
+
+@lru_cache(maxsize=1024)
+def _task_of(name: str) -> Task:
+    return Task(tools=(name,))
 
 
 def _require_tool(name: str, is_offered: bool) -> None:
