@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mtrl_plugins.scripts.key_table import SourceConfig, UnsupportedValue, parse_number
+from mtrl_plugins.scripts.key_table import SourceConfig, UnsupportedValue, parse_count, parse_number
 from trainer.data.dataset import RowSource, open_rows
 
 UNLIMITED = 1_000_000
@@ -91,3 +91,13 @@ def lr_decay(value: Any) -> str | None:
     if value not in LR_SCHEDULES:
         raise UnsupportedValue(f"unknown schedule {value!r}", "write linear, cosine or constant")
     return LR_SCHEDULES[value]
+
+
+def context_parallel(value: Any, config: SourceConfig) -> int | None:
+    """How many ranks share every row; None if they do not."""
+    return None if value is None or parse_count(value) == 1 else parse_count(value)
+
+
+def expert_parallel(value: Any, config: SourceConfig) -> bool | None:
+    """Whether ranks share the experts; None if each has all of them."""
+    return None if context_parallel(value, config) is None else True

@@ -330,11 +330,12 @@ class RolloutLoop:
         reply = self.template.parse_turn((*self.builder.unfinished_ids, *generation.ids))
         ignored = len(reply.calls) + len(reply.problems) if self.ignores_calls else 0
         reply = replace(reply, calls=(), problems=()) if ignored else limit_calls(reply, self.limits, self.template)
-        calls = tuple(
-            replace(call, id=call.id or f"call_{self.counts['turns']}_{index}")
-            for index, call in enumerate(reply.calls)
-        )
-        reply = replace(reply, calls=calls)
+        if not all(call.id for call in reply.calls):
+            calls = (
+                call if call.id else replace(call, id=f"call_{self.counts['turns']}_{index}")
+                for index, call in enumerate(reply.calls)
+            )
+            reply = replace(reply, calls=tuple(calls))
         info: dict[str, Any] = {IGNORED_CALLS: ignored} if ignored else {}
         if self.builder.unfinished_ids:
             info["own"] = self.template.decode_turn(generation.ids)

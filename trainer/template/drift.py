@@ -81,9 +81,13 @@ def find_drifts(
         rendered = template.chat.render(ledger.messages, tools, add_generation_prompt=needs_prompt)
     except TemplateError as error:
         return (Drift(Cause.OTHER, str(error), template.tokenizer.decode(ledger.ids), 0),)
+    ids = template.tokenizer.encode(rendered)
+    rest = template.tokenizer.decode(ids[len(ledger) :])
+    if ids[: len(ledger)] == ledger.ids and not strip_end_token(template, rest).strip():
+        return ()  # Nearly always, and then no part has to be decoded and compared.
     drifts = tuple(_compare(_split_into_parts(template, ledger), strip_fences(rendered), template))
     if not drifts:
-        drifts = tuple(_compare_tokens(template, ledger, rendered))
+        drifts = tuple(_compare_tokens(template, ledger, ids))
     if sanity == "ignore_strippable":
         drifts = tuple(drift for drift in drifts if drift.cause is not Cause.WHITESPACE)
     return drifts
@@ -160,10 +164,9 @@ def _find_cause(template: Template, expected: str, part: _Part, *, is_last: bool
     return Cause.ARGUMENTS_REFORMATTED if got_reply.calls else Cause.OTHER
 
 
-def _compare_tokens(template: Template, ledger: Ledger, rendered: str) -> Iterator[Drift]:
+def _compare_tokens(template: Template, ledger: Ledger, expected: tuple[int, ...]) -> Iterator[Drift]:
     """The first id that the tokenizer would choose differently for the same text."""
     got = ledger.ids[:-1] if template.is_turn_ended(ledger.ids) else ledger.ids
-    expected = template.tokenizer.encode(rendered)
     if expected[: len(got)] == got:
         return
     token = next(index for index, id in enumerate(got) if expected[index : index + 1] != (id,))

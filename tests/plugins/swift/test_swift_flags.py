@@ -168,6 +168,20 @@ def test_loss_flags_become_the_same_loss(words: str) -> None:
     assert {name: algorithm[name] for name in LOSSES[words]} == LOSSES[words]
 
 
+@pytest.mark.parametrize(
+    ("words", "context", "experts"),
+    [
+        ("", 1, False),
+        ("--sequence_parallel_size 2", 2, False),
+        ("--context_parallel_size 4 --expert_model_parallel_size 8 --train_type full", 4, True),
+        ("--expert_model_parallel_size 1", 1, False),
+    ],
+)
+def test_ranks_share_rows_and_experts_as_there(words: str, context: int, experts: bool) -> None:
+    distributed = make_settings(*words.split()).distributed
+    assert (distributed.context_parallel, distributed.expert_parallel) == (context, experts)
+
+
 LOSS_SCALES = {
     "default": "all",
     "all": "all",
