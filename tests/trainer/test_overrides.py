@@ -62,7 +62,7 @@ def test_an_evaluation_refuses_words_that_it_would_not_feel(tmp_path: Path) -> N
     done = CliRunner().invoke(app, ["eval", str(tmp_path), "update.lr=1"])
     assert done.exit_code == 2 and "update.lr=1: an evaluation does not read `update`" in done.output
     done = CliRunner().invoke(app, ["eval", str(tmp_path), "limits.turn_tokens=1"])
-    assert done.exit_code == 2 and "not a training run" in done.output
+    assert done.exit_code == 2 and "not a run of `mtrl-train`" in done.output
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,12 @@ def test_damaged_status_is_none(tmp_path: Path, content: str) -> None:
     assert read_status(tmp_path) is None
 
 
+def test_field_of_another_type_has_its_default_and_texts_are_cut(tmp_path: Path) -> None:
+    (tmp_path / STATUS_FILE).write_text(f'{{"step": "3", "phase": "{"x" * 300}", "phase_s": NaN, "total": 4}}')
+    found = read_status(tmp_path)
+    assert found is not None and found[0] == RunStatus(phase="x" * 200, total=4)
+
+
 def test_status_and_log_lines_move_while_a_turn_is_being_written() -> None:
     progress = RolloutProgress(4, phase="collecting rollouts", console=Console(file=io.StringIO(), width=40))
     progress.read_sampled = lambda: 30

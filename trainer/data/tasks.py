@@ -213,13 +213,17 @@ def require_valid(rows: RowSource, check: Callable[[int], object]) -> None:
     if not len(rows):
         raise ConfigError("has no rows", file=rows.name, remedy="write some")
     errors: list[ConfigError] = []
+    more = 0
     for number in range(len(rows)):
         try:
             check(number)
         except ConfigError as error:
-            errors.append(error)
-    if more := len(errors[MAX_ROW_ERRORS:]):
-        errors[MAX_ROW_ERRORS:] = [ConfigError(f"{more} more rows are invalid", file=rows.name)]
+            if len(errors) < MAX_ROW_ERRORS:
+                errors.append(error)
+            else:
+                more += 1
+    if more:
+        errors.append(ConfigError(f"{more} more rows are invalid", file=rows.name))
     if errors:
         raise ConfigErrors(errors)
 

@@ -61,14 +61,14 @@ def load_run_settings(run: Path, kind: type[Settings], command: str) -> Settings
         info = json.loads((run / RUN_INFO_FILE).read_text(encoding="utf-8"))
         return kind.model_validate(info["settings"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        problem, remedy = f"not a training run ({type(error).__name__})", f"name a folder that `{command} --out` made"
+        problem = f"not a run of `{command}` ({type(error).__name__})"
+        remedy = f"name a folder that `{command} --out` made"
         raise ConfigError(problem, file=run, remedy=remedy) from error
 
 
 def write_json(file: Path, value: object, remedy: str) -> None:
     """Writes a file of a run, whole or not at all. Raises RunError with what to do next."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, (json.dumps(value, indent=2) + "\n").encode())
     except OSError as error:
         raise RunError(describe_write_error(file, error, remedy)) from error

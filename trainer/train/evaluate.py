@@ -326,6 +326,7 @@ async def _open_engine(job: Job, policy: Policy | None, out: Path, console: Cons
     folder, log = out / EVALUATION_FOLDER, partial(console.print, markup=False)
     async with job.make_engine(folder, policy, log) as engine, job.open_player(engine, folder, log):
         about = {"model": str(job.model), "settings": job.settings.model_dump(mode="json")}
+        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / RUN_INFO_FILE, about, _again(out))
         yield engine
 

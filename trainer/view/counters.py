@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import Any
 
 from gateway.types import Outcome
 from trainer.engine.base import Generation
@@ -258,9 +258,19 @@ class RolloutCounters:
 
     def snapshot(self) -> CounterSnapshot:
         with self._lock:
-            self._counts.elapsed_s = self._clock() - self._start
-            self._counts.cached_worst_group = min((share.value for share in self._share_of_group.values()), default=1.0)
-            return deepcopy(self._counts)
+            counts = self._counts
+            return replace(  # By its containers: `deepcopy` takes 20 times as long, and is made for each frame.
+                counts,
+                elapsed_s=self._clock() - self._start,
+                cached_worst_group=min((share.value for share in self._share_of_group.values()), default=1.0),
+                states=counts.states.copy(),
+                stops=counts.stops.copy(),
+                outcomes=counts.outcomes.copy(),
+                drifts=counts.drifts.copy(),
+                durations=_copy(Durations, counts.durations, lambda one: replace(one, buckets=one.buckets.copy())),
+                outcomes_by_tool=_copy(Counter, counts.outcomes_by_tool, Counter),
+                shares_by_turn=_copy(CacheShare, counts.shares_by_turn, replace),
+            )
 
     @property
     def written(self) -> int:
@@ -289,3 +299,7 @@ class RolloutCounters:
             if len(self._prompt_tokens) > MAX_PROMPTS:
                 del self._prompt_tokens[next(iter(self._prompt_tokens))]
         return max(0, min(processed, asked) - 1)
+
+
+def _copy(make: Callable[[], Any], counted: Mapping[Any, Any], copy: Callable[[Any], Any]) -> defaultdict[Any, Any]:
+    return defaultdict(make, {name: copy(value) for name, value in counted.items()})

@@ -165,7 +165,7 @@ MISTAKES: Mapping[str, Mistake] = {
     "tools as servers": typed("--mcp tools.yaml", "is a file of tools, not of MCP servers", "name it with --tools"),
     "a run file as verl's": typed("translate job.yaml", "job.yaml: is a run file of mtrl already"),
     "no run to resume": typed("--resume", "runs: there is no run to resume", "name its folder with --out"),
-    "another run to replay": typed("replay nowhere 2", "nowhere: not a training run"),
+    "another run to replay": typed("replay nowhere 2", "nowhere: not a run of `mtrl-train`"),
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trainer.train import reporters as reports_module
-from trainer.train.reporters import Reporters
+from trainer.train.reporters import Reporters, TensorBoardWriter
 
 SETTINGS = {"steps": 3, "algorithm": {"name": "grpo", "kl": {"coefficient": 0.0}}}
 Fake = Callable[..., "FakePackage"]
@@ -38,6 +38,19 @@ def test_tensorboard_reads_the_metrics(tmp_path: Path) -> None:
     assert logged["kl/old"] == [(step, pytest.approx(-1e-9)) for step in (0, 1, 300)]
     assert "loss" not in logged
     assert logged["tokens/ünits"][0][1] > 1e38
+
+
+def test_steps_of_a_start_after_the_clock_was_set_back_replace_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for now, steps, scale in ((2e9, (1, 2, 3), 1.0), (2e9 - 7200, (3, 4, 5), 2.0)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        writer = TensorBoardWriter(tmp_path)
+        for step in steps:
+            writer.log(step, {"loss": step * scale})
+        writer.close()
+    monkeypatch.undo()
+    assert read_back(tmp_path)["loss"] == [(1, 1.0), (2, 2.0), (3, 6.0), (4, 8.0), (5, 10.0)]
 
 
 class FakePackage:
