@@ -23,13 +23,13 @@ from gateway.config.load_object import load_object
 from gateway.config.models import Instructions, Limits, ResultLimit
 from gateway.errors import ConfigError, ConfigErrors, describe_exception
 from gateway.feedback.code import CodeInteraction
-from gateway.feedback.interaction_toolset import DeclaredInteraction, FeedbackToolset
+from gateway.feedback.interaction_toolset import FeedbackToolset, build_interactions
 from gateway.limits import CircuitBreaker, LimitedToolset
 from gateway.mcp_client.mcp_session import ResultParser
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.parse_hook import unused_methods
 from gateway.mcp_client.transport import Services
-from gateway.media.media_filter import MediaStore
+from gateway.media.media_filter import MediaFilter, MediaStore
 from gateway.native.agent_data import BASE_CLASS_MODULES
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentToolset, is_environment
@@ -111,10 +111,8 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
             shared_tools.append((entry, tool))
     for shared, group in groupby(sorted(shared_tools, key=_sharing_key), key=_sharing_key):
         members = list(group)
-        limits = _limits_of_entry(members[0][0])
         native = NativeToolset([tool for _, tool in members])
-        prefixed = add_prefix(native, members[0][0].prefix) if members[0][0].prefix else native
-        limited = LimitedToolset(prefixed, limits, store=store)
+        limited = _limited(native, members[0][0], store)
         yield Source(_source_key(shared, *(entry for entry, _ in members)), limited, native, admit=None)
     for box in config.sandbox_tools:
         yield _build_sandbox_source(box, services, store)
@@ -122,6 +120,12 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
         yield _build_server_source(server, services, store)
     if config.interactions:
         yield _build_feedback_source(config, services, store)
+
+
+def _limited(inner: Toolset, entry: SandboxToolsEntry | NativeEntry, store: MediaStore) -> LimitedToolset:
+    """A toolset with the prefix and the limits of its entry."""
+    prefixed = add_prefix(inner, entry.prefix) if entry.prefix else inner
+    return LimitedToolset(prefixed, _limits_of_entry(entry), store=store)
 
 
 def _find_shared_grades(entries: Iterable[SandboxToolsEntry]) -> Iterator[ConfigError]:
@@ -240,8 +244,7 @@ def _openai_schema(entry: ClassEntry) -> OpenAIFunctionToolSchema | None:
 def _build_environment_source(entry: NativeEntry, environment: ClassEnvironment, store: MediaStore) -> Source:
     """An environment class; the calls of one message change the same object, in their order."""
     inner = ClassEnvironmentToolset(environment)
-    toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
-    limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
+    limited = _limited(inner, entry, store)
     return Source(_source_key("environment", entry), limited, inner, admit=None, in_order=True)
 
 
@@ -262,8 +265,7 @@ def _build_sandboxed_source(entry: NativeEntry, tool: NativeTool, services: Serv
     states = SandboxStates(_prepared_states(entry, folder), services.reaper) if entry.state or entry.states else None
     made = SandboxedTool(tool.spec, start, _sandbox_settings(entry), (str(path),), states)
     inner = SandboxedToolset([made], services.reaper)
-    toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
-    limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
+    limited = _limited(inner, entry, store)
     name = f"{entry.prefix}{tool.spec.name}"
     return Source(_source_key("sandboxed", entry), limited, inner, admit=None, sandbox_name=name)
 
@@ -286,8 +288,7 @@ def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: M
         inner.grader = Grader(grade, settings, provider)
         inner.reward = f"{entry.prefix}{GRADE}"
     inner.states = SandboxStates(_prepared_states(entry, folder), services.reaper)
-    toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
-    limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
+    limited = _limited(inner, entry, store)
     name = f"{entry.prefix}sandbox"
     return Source(_source_key("sandbox", entry), limited, inner, admit=None, sandbox_name=name)
 
@@ -365,18 +366,12 @@ def _limits_of_entry(entry: Limits) -> Limits:
 
 
 def _build_feedback_source(config: Config, services: Services, store: MediaStore) -> Source:
-    entries = [
-        DeclaredInteraction(
-            load_object(entry.class_name, entry.file, f"{entry.field}.class_name"),
-            entry.config,
-            entry.name,
-            entry.owner,
-            entry.timeout_s,
-            entry.media,
-        )
-        for entry in config.interactions
-    ]
-    toolset = FeedbackToolset.from_entries(entries, store)
+    toolset = FeedbackToolset(
+        build_interactions(config.interactions),
+        timeouts_s={entry.name: entry.timeout_s for entry in config.interactions},
+        owners={entry.name: entry.owner for entry in config.interactions},
+        media_filters={entry.name: MediaFilter(entry.media, store) for entry in config.interactions},
+    )
     for interaction in toolset.interactions.values():
         if isinstance(interaction, CodeInteraction):
             interaction.reaper = services.reaper

@@ -10,7 +10,7 @@ missing, so only modules without a stand-in are imported from it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module, invalidate_caches
@@ -46,18 +46,15 @@ class StandInFinder(MetaPathFinder, Loader):
 
     def __init__(
         self,
+        package: str,
         offered: Mapping[str, Mapping[str, str]],
-        explain: Callable[[str], str],
-        version: str = "",
-        package: str = "",
+        alternatives: Mapping[str, str],
+        version: str,
     ) -> None:
-        """`offered` maps module -> name -> mtrl's `module:name`. `explain` makes the message for other names.
-
-        `package` is the name to install, if it differs from the module's.
-        """
-        self.offered, self.explain, self.version = offered, explain, version
+        """`package` is the name to install; `offered` maps module -> name -> mtrl's `module:name`, and `alternatives`
+        other names to what to use instead, of which the longest that matches counts."""
+        self.package, self.offered, self.alternatives, self.version = package, offered, alternatives, version
         self.root = next(iter(offered)).partition(".")[0]
-        self.package = package or self.root
         self.folders: set[Path] = set()
         self.packages: set[str] = set()
         self._loading: ContextVar[bool] = ContextVar(f"loading what imports {self.root}", default=False)
@@ -102,7 +99,11 @@ class StandInFinder(MetaPathFinder, Loader):
 
     def not_offered(self, name: str, module: str) -> NameNotOffered:
         """The error for a name without a stand-in."""
-        error = NameNotOffered(self.explain(name), name=module)
+        names = self.offered.get(name.rpartition(".")[0]) or [one for one, names in self.offered.items() if names]
+        matching = [known for known in self.alternatives if f"{name}.".startswith(f"{known}.")]
+        instead = f"; instead: {self.alternatives[max(matching, key=len)]}" if matching else ""
+        problem = f"{self.package} is not installed, and mtrl offers no {name} in its place{instead}"
+        error = NameNotOffered(f"{problem}; offered: {', '.join(names)}", name=module)
         error.package = self.package
         return error
 

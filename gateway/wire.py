@@ -10,7 +10,7 @@ import binascii
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from operator import attrgetter
 from typing import Any
@@ -135,30 +135,41 @@ def is_large_answer(answer: ToolResult | Feedback) -> bool:
     return is_large(values + parts)
 
 
-def part_to_json(part: Part) -> dict[str, Any]:
-    """Encodes a part; media as base64."""
+def _to_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise WireError(f"not valid base64: {error}") from error
+
+
+def part_to_json(part: Part, encode: Callable[[bytes], str] = _to_base64) -> dict[str, Any]:
+    """Encodes a part; media as base64, or as what else `encode` makes of them."""
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
     if isinstance(part, Resource):
         values = {field.name: getattr(part, field.name) for field in fields(part)}
         if part.data is not None:
-            values["data"] = _to_base64(part.data)
+            values["data"] = encode(part.data)
         return {"type": "resource"} | {name: value for name, value in values.items() if value is not None}
-    return {"type": _MEDIA_NAMES[type(part)], "data": _to_base64(part.data), "mime": part.mime}
+    return {"type": _MEDIA_NAMES[type(part)], "data": encode(part.data), "mime": part.mime}
 
 
-def part_from_json(value: Mapping[str, Any]) -> Part:
+def part_from_json(value: Mapping[str, Any], decode: Callable[[str], bytes] = _from_base64) -> Part:
     """Decodes a part; raises `WireError` if it is invalid."""
     match value:
         case {"type": "text", "text": str(text)}:
             return Text(text)
         case {"type": "image" | "audio" | "video" as kind, "data": str(data), "mime": str(mime)}:
-            return _MEDIA[kind](_from_base64(data), mime)
+            return _MEDIA[kind](decode(data), mime)
         case {"type": "resource", "uri": str(), **rest}:
             data = rest.pop("data", None)
             if not all(isinstance(text, str | None) for text in rest.values()):
                 raise WireError(f"not a valid resource: {str(value)[:80]!r}")
-            return Resource(value["uri"], **rest, data=None if data is None else _from_base64(data))
+            return Resource(value["uri"], **rest, data=None if data is None else decode(data))
     raise WireError(f"not a valid part: {str(value)[:80]!r}")
 
 
@@ -245,14 +256,3 @@ def task_to_json(task: Task) -> dict[str, Any]:
         "hash_state": task.hash_state or None,
     }
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _to_base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise WireError(f"not valid base64: {error}") from error

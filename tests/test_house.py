@@ -31,7 +31,7 @@ CODE = [*FILES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "bench"
 GATEWAY_IMPORTS = {
     "mcp": ("mcp_client/", "mcp_server/"),
     "mcp_types": ("mcp_client/", "mcp_server/"),
-    "httpx2": ("mcp_client/", "client.py", "feedback/simulated.py", "sandbox/heartbeats.py"),
+    "httpx2": ("mcp_client/", "client.py", "feedback/simulated.py"),
     "starlette": ("http/", "mcp_server/", "tracing.py", "serving.py"),
     "uvicorn": ("http/",),
     "typer": ("cli.py", "plugin_commands.py"),

@@ -11,7 +11,7 @@ from gateway.config.base import FrozenModel
 from gateway.config.load_object import load_object
 from gateway.feedback.base import BaseInteraction, Message, Turn
 from gateway.feedback.conversation import run_turn
-from gateway.feedback.interaction_toolset import DeclaredInteraction, build_interactions
+from gateway.feedback.interaction_toolset import build_interaction
 from gateway.media import to_parts
 from gateway.native.thread_pool import ThreadPool
 from gateway.types import Text
@@ -53,7 +53,7 @@ class AttemptsInteraction(BaseInteraction):
         self.settings = AttemptsSettings.model_validate(config)
         judge = self.settings.interaction
         judge_class = load_object(judge.class_name, field="interaction.class_name")
-        self.judge = build_interactions([DeclaredInteraction(judge_class, judge.config, self.name)])[self.name]
+        self.judge = build_interaction(judge_class, judge.config, self.name)
         self._scores: dict[str, list[float]] = {}
         self._threads = ThreadPool()
 

@@ -9,18 +9,18 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import anyio
 from pydantic import ValidationError
 
-from gateway.config.entries import interaction_name
-from gateway.config.models import MediaLimits
+from gateway.config.entries import InteractionEntry
+from gateway.config.load_object import load_object
 from gateway.errors import ConfigError, ConfigErrors, SessionError, describe_exception
 from gateway.feedback.base import BaseInteraction
 from gateway.feedback.conversation import CLOSE_TIMEOUT_S, Conversation, Counts
-from gateway.media.media_filter import MediaFilter, MediaStore
+from gateway.media.media_filter import MediaFilter
 from gateway.native.thread_pool import ThreadPool
 from gateway.schema import parse_arguments
 from gateway.toolset import unknown_tool_result
@@ -48,37 +48,16 @@ MESSAGES_SCHEMA: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DeclaredInteraction:
-    """One interaction as a file declares it, its class already loaded."""
-
-    interaction_class: Callable[[dict[str, Any]], BaseInteraction]
-    config: Mapping[str, Any] = field(default_factory=dict)
-    name: str | None = None
-    """None derives the name from the class."""
-    owner: str = ""
-    """Where it is declared (`tool_configs/maths.yaml: interaction[0]`), for messages."""
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    media: MediaLimits = field(default_factory=MediaLimits)
-
-    @property
-    def resolved_name(self) -> str:
-        """The declared name, or the one derived from the class."""
-        return self.name or interaction_name(getattr(self.interaction_class, "__name__", ""))
-
-
-def build_interactions(entries: Iterable[DeclaredInteraction]) -> dict[str, BaseInteraction]:
-    """The interactions by name; raises ConfigError, or ConfigErrors for several mistakes."""
+def build_interactions(
+    entries: Iterable[InteractionEntry], load: Callable[[str, Path, str], Any] = load_object
+) -> dict[str, BaseInteraction]:
+    """The interactions by name, whose classes are loaded; raises ConfigError, or ConfigErrors for several mistakes."""
     interactions: dict[str, BaseInteraction] = {}
-    owners: dict[str, str] = {}
     mistakes: list[ConfigError] = []
     for entry in entries:
-        name = entry.resolved_name
         try:
-            if name in interactions:
-                raise _duplicate_name_error(name, owners[name], entry.owner)
-            interactions[name] = _build_interaction(entry)
-            owners[name] = entry.owner
+            interaction_class = load(entry.class_name, entry.file, f"{entry.field}.class_name")
+            interactions[entry.name] = build_interaction(interaction_class, entry.config, entry.name, entry.owner)
         except ConfigError as error:
             mistakes.append(error)
     if mistakes:
@@ -86,37 +65,33 @@ def build_interactions(entries: Iterable[DeclaredInteraction]) -> dict[str, Base
     return interactions
 
 
-def _build_interaction(entry: DeclaredInteraction) -> BaseInteraction:
-    name = entry.resolved_name
-    missing = [method for method in REQUIRED_METHODS if not callable(getattr(entry.interaction_class, method, None))]
+def build_interaction(
+    interaction_class: Callable[[dict[str, Any]], BaseInteraction],
+    config: Mapping[str, Any],
+    name: str,
+    owner: str = "",
+) -> BaseInteraction:
+    """An interaction; `owner` is where it is declared, as `tool_configs/maths.yaml interaction[0]`."""
+    missing = [method for method in REQUIRED_METHODS if not callable(getattr(interaction_class, method, None))]
     if missing:
         problem = f"interaction {name!r}: its class lacks {', '.join(missing)}"
         remedy = "derive it from gateway.feedback.base.BaseInteraction"
-        raise ConfigError(problem, file=entry.owner, field="class_name", remedy=remedy)
+        raise ConfigError(problem, file=owner, field="class_name", remedy=remedy)
     try:
-        with UserCode(entry.interaction_class):
-            return entry.interaction_class({**entry.config, "name": name})
+        with UserCode(interaction_class):
+            return interaction_class({**config, "name": name})
     except ConfigError as error:
         # From an interaction that builds another one.
         problem = f"interaction {name!r}: {error.problem}"
-        raise ConfigError(problem, file=entry.owner, field=f"config.{error.field}", remedy=error.remedy) from error
+        raise ConfigError(problem, file=owner, field=f"config.{error.field}", remedy=error.remedy) from error
     except ValidationError as error:
         # Without the input, which may be an API key.
         first = error.errors(include_input=False, include_url=False)[0]
         path = ".".join(str(step) for step in first["loc"])
-        problem = f"interaction {name!r}: {first['msg']}"
-        raise ConfigError(problem, file=entry.owner, field=f"config.{path}") from None
+        raise ConfigError(f"interaction {name!r}: {first['msg']}", file=owner, field=f"config.{path}") from None
     except Exception as error:  # boundary: an operator's class may raise anything over its configuration
         problem = f"interaction {name!r} cannot be built: {describe_exception(error)}"
-        raise ConfigError(problem, file=entry.owner, field="config") from error
-
-
-def _duplicate_name_error(name: str, first_owner: str, second_owner: str) -> ConfigError:
-    return ConfigError(
-        f"two interactions are named {name!r}: one of {first_owner or 'no owner'}, one of {second_owner or 'no owner'}",
-        field="name",
-        remedy="give one of them another `name`",
-    )
+        raise ConfigError(problem, file=owner, field="config") from error
 
 
 class FeedbackToolset:
@@ -136,15 +111,6 @@ class FeedbackToolset:
         self.specs: Sequence[ToolSpec] = tuple(_make_spec(name, owners.get(name, "")) for name in interactions)
         self.threads = ThreadPool()
         self.counts: Counts = Counter()
-
-    @classmethod
-    def from_entries(cls, entries: Iterable[DeclaredInteraction], store: MediaStore | None = None) -> Self:
-        """Builds every entry; raises ConfigError for those that cannot be built, or that share a name."""
-        entries = tuple(entries)
-        timeouts_s = {entry.resolved_name: entry.timeout_s for entry in entries}
-        owners = {entry.resolved_name: entry.owner for entry in entries}
-        media_filters = {entry.resolved_name: MediaFilter(entry.media, store) for entry in entries}
-        return cls(build_interactions(entries), timeouts_s=timeouts_s, owners=owners, media_filters=media_filters)
 
     async def __aenter__(self) -> Self:
         return self

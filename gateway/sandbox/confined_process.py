@@ -85,7 +85,7 @@ class ConfinedProcess:
                 await started._wait_until_ready(within_s)
                 started._stack = stack.pop_all()
         except OSError as error:  # No descriptors, processes or memory are left on this machine.
-            statistics.count_refusal()
+            statistics.STATISTICS.refusals += 1
             raise Unavailable(f"a sandbox did not start: {error}") from error
         statistics.count_start(time.perf_counter() - began)
         return started
@@ -104,11 +104,11 @@ class ConfinedProcess:
             with anyio.fail_after(within_s):
                 _, self.ready = await self.process.receive()
         except ProcessEnded as error:
-            statistics.count_refusal()
+            statistics.STATISTICS.refusals += 1
             await self.process.wait()
             raise Unavailable(f"a sandbox did not start: {self.process.error_text or error}") from error
         except TimeoutError:
-            statistics.count_refusal()
+            statistics.STATISTICS.refusals += 1
             raise Unavailable(f"a sandbox did not start within {within_s:g} s") from None
 
     async def ask(self, message: bytes, timeout_s: float) -> bytes:

@@ -89,12 +89,12 @@ class Grader:
             except (SandboxKilled, Unavailable) as error:
                 log.warning("a grade failed: %s", error)
                 if is_last:
-                    statistics.count_grade("unavailable")
+                    statistics.STATISTICS.grades["unavailable"] += 1
                     raise Unavailable(f"the sandbox cannot be graded: {error}") from error
             await anyio.sleep(RETRY_WAIT_S)
-        statistics.count_grade(grade.problem.partition(":")[0] or "graded")
+        statistics.STATISTICS.grades[grade.problem.partition(":")[0] or "graded"] += 1
         if grade.is_planted:
-            statistics.count_grade("planted")
+            statistics.STATISTICS.grades["planted"] += 1
             log.warning("a policy wrote a reward file in its own sandbox, which was removed")
         return grade
 

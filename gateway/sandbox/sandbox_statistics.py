@@ -50,21 +50,6 @@ def count_end(machine: str = "") -> None:
     STATISTICS.machines -= Counter([machine] if machine else [])  # None stays whose last one has ended.
 
 
-def count_refusal() -> None:
-    """Counts a sandbox that could not be started."""
-    STATISTICS.refusals += 1
-
-
-def count_without_group() -> None:
-    """Counts a sandbox that has no control group."""
-    STATISTICS.without_group += 1
-
-
-def count_grade(kind: str) -> None:
-    """Counts how a sandbox was graded."""
-    STATISTICS.grades[kind] += 1
-
-
 def count_hits(hits: Mapping[str, int]) -> None:
     """Counts limits that were hit."""
     STATISTICS.limits_hit.update({name: count for name, count in hits.items() if count})

@@ -274,7 +274,7 @@ class SandboxSession:
         except SandboxEnded as error:
             log.warning("nothing is left to grade: %s", error)
             self._ended = str(error)
-            statistics.count_grade("ended")
+            statistics.STATISTICS.grades["ended"] += 1
             return Grade(0.0, {}, f"ended: {error}")
         except (SandboxKilled, Unavailable) as error:
             self._lost = str(error)

@@ -75,7 +75,7 @@ async def open_command(confined: Confined, reaper: Reaper | None) -> AsyncIterat
     """
     problem = find_problem() if is_known_to_work() else await to_thread.run_sync(find_problem)
     if problem is not None:
-        statistics.count_refusal()
+        statistics.STATISTICS.refusals += 1
         raise Unavailable(f"no sandbox can be started: {problem}")
     if reaper is not None:
         await reaper.start()
@@ -112,9 +112,9 @@ def _make_group(settings: SandboxSettings) -> Cgroup:
     if not group.problem:
         return group
     if settings.control_groups == "required":
-        statistics.count_refusal()
+        statistics.STATISTICS.refusals += 1
         raise Unavailable(f"no sandbox can be started: {group.problem}, and `control_groups` is `required`")
-    statistics.count_without_group()
+    statistics.STATISTICS.without_group += 1
     if group.problem not in _warned:
         _warned.add(group.problem)
         log.warning(

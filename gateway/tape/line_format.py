@@ -14,43 +14,24 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from gateway.argument_checks import MAX_LENGTH, MAX_VALUES
-from gateway.types import (
-    Audience,
-    Audio,
-    Feedback,
-    Hints,
-    Image,
-    Json,
-    Outcome,
-    Part,
-    Resource,
-    Task,
-    Text,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-    Video,
-)
-from gateway.wire import to_plain
+from gateway.types import Audience, Feedback, Json, Outcome, Task, ToolCall, ToolResult
+from gateway.wire import part_from_json, part_to_json, to_plain
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format. Readers reject any other; raise it when an older reader would misread a new tape."""
 
 TapeLine = dict[str, Any]
 Answer = ToolResult | Feedback
 
-_PARTS: Mapping[str, Callable[..., Part]] = {
-    "text": Text,
-    "image": Image,
-    "audio": Audio,
-    "video": Video,
-    "resource": Resource,
-}
-
 
 def encode_answer(answer: Answer, blobs: dict[str, bytes]) -> TapeLine:
     """The answer as JSON; the bytes of its media are put into `blobs`."""
-    return _encode_fields(answer, exclude="parts") | {"parts": [_encode_part(part, blobs) for part in answer.parts]}
+
+    def put(data: bytes) -> str:
+        blobs[digest := sha256(data).hexdigest()] = data
+        return digest
+
+    return _encode_fields(answer, exclude="parts") | {"parts": [part_to_json(part, put) for part in answer.parts]}
 
 
 def decode_result(line: TapeLine, read_blob: Callable[[str], bytes]) -> ToolResult:
@@ -65,7 +46,7 @@ def decode_feedback(line: TapeLine, read_blob: Callable[[str], bytes]) -> Feedba
 
 def blob_digests(line: TapeLine) -> list[str]:
     """The digests of the blobs that an answer refers to."""
-    return [part["blob"] for part in line["parts"] if "blob" in part]
+    return [part["data"] for part in line["parts"] if "data" in part]
 
 
 OMITTED_IF_EMPTY = ("rollout", "state", "hash_state")
@@ -77,34 +58,9 @@ def encode_task(task: Task) -> TapeLine:
     return {name: value for name, value in _encode_fields(task).items() if name not in OMITTED_IF_EMPTY or value}
 
 
-def encode_specs(specs: Sequence[ToolSpec]) -> list[TapeLine]:
-    """A list of specs as JSON."""
-    return [_encode_fields(spec) for spec in specs]
-
-
-def decode_specs(lines: Sequence[TapeLine]) -> tuple[ToolSpec, ...]:
-    """The specs in a line."""
-    return tuple(ToolSpec(**(line | {"hints": Hints(**line["hints"])})) for line in lines)
-
-
 def _decode_fields(line: TapeLine, read_blob: Callable[[str], bytes]) -> TapeLine:
-    parts = tuple(_decode_part(part, read_blob) for part in line["parts"])
+    parts = tuple(part_from_json(part, read_blob) for part in line["parts"])
     return line | {"parts": parts, "outcome": Outcome(line["outcome"])}
-
-
-def _encode_part(part: Part, blobs: dict[str, bytes]) -> TapeLine:
-    line: TapeLine = {"type": type(part).__name__.lower()} | _encode_fields(part, exclude="data")
-    if not isinstance(part, Text) and part.data is not None:
-        line["blob"] = sha256(part.data).hexdigest()
-        blobs[line["blob"]] = part.data
-    return line
-
-
-def _decode_part(line: TapeLine, read_blob: Callable[[str], bytes]) -> Part:
-    values = {name: value for name, value in line.items() if name not in ("type", "blob")}
-    if "blob" in line:
-        values["data"] = read_blob(line["blob"])
-    return _PARTS[line["type"]](**values)
 
 
 def _encode_fields(value: Any, exclude: str = "") -> TapeLine:

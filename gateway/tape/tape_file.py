@@ -19,13 +19,13 @@ from gateway.tape.line_format import (
     RequestKey,
     TapeLine,
     blob_digests,
-    decode_specs,
     digest_call,
     digest_feedback,
     digest_task,
     encode_task,
 )
 from gateway.types import Task, ToolCall, ToolSpec
+from gateway.wire import spec_from_json
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Tape:
         """Indexes one line after the header."""
         match line["kind"]:
             case "specs":
-                self.listings.append(decode_specs(line["specs"]))
+                self.listings.append(tuple(map(spec_from_json, line["specs"])))
             case "open":
                 self._add_session(line)
             case "unopened":
@@ -198,7 +198,7 @@ def _read_header(tape: Tape, line: TapeLine) -> None:
     if line["format"] != FORMAT:
         remedy = f"replay it with mtrl {line.get('mtrl', 'of its time')}, or record it again"
         raise ReplayError(f"{tape.file}: format {line['format']!r}; this mtrl reads format {FORMAT}; {remedy}")
-    tape.listings.append(decode_specs(line["specs"]))
+    tape.listings.append(tuple(map(spec_from_json, line["specs"])))
 
 
 def _check_blobs(tape: Tape) -> None:

@@ -15,10 +15,10 @@ from anyio import to_thread
 from gateway.disk_errors import require_linked, write_atomically, write_error_remedy
 from gateway.errors import ConfigError, GatewayError
 from gateway.large_json import write_json
-from gateway.tape.line_format import FORMAT, Answer, TapeLine, encode_answer, encode_specs
+from gateway.tape.line_format import FORMAT, Answer, TapeLine, encode_answer
 from gateway.types import Text, ToolSpec
 from gateway.version import installed_version
-from gateway.wire import is_large_answer
+from gateway.wire import is_large_answer, spec_to_json
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class TapeWriter:
     def write_header(self, specs: Sequence[ToolSpec]) -> None:
         """Writes the first line, with the tools offered now."""
         self._listings.append(list(specs))
-        self.write({"kind": "tape", "format": FORMAT, "mtrl": installed_version(), "specs": encode_specs(specs)})
+        listed = [spec_to_json(spec) for spec in specs]
+        self.write({"kind": "tape", "format": FORMAT, "mtrl": installed_version(), "specs": listed})
 
     def get_listing_number(self, specs: Sequence[ToolSpec]) -> int:
         """The number of a list of tools on the tape; a new list is written first."""
@@ -50,7 +51,7 @@ class TapeWriter:
         for number, listing in enumerate(self._listings):
             if listing == wanted:
                 return number
-        self.write({"kind": "specs", "specs": encode_specs(wanted)})
+        self.write({"kind": "specs", "specs": [spec_to_json(spec) for spec in wanted]})
         self._listings.append(wanted)
         return len(self._listings) - 1
 

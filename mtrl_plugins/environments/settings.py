@@ -252,10 +252,6 @@ class GymnasiumSettings(EpisodeSettings):
     action_names: tuple[str, ...] = ()
     """Names of a discrete space's actions, in order, by which the policy calls them instead of by number."""
 
-    def for_agent(self) -> Self:
-        """The environment as an agent plays it."""
-        return self
-
     def load_args(self) -> dict[str, Any]:
         return {"make": self.args, "action_names": self.action_names}
 
@@ -276,10 +272,6 @@ class TextArenaSettings(EpisodeSettings):
     """Who plays the other seats: `random` (one of the moves in brackets that the game shows), a list of texts, a
     function as `folder/file.py:name` (`name(observation)` returns a text), or a model: `{url: http://host/v1, model:
     NAME}`."""
-
-    def for_agent(self) -> Self:
-        """The environment as an agent plays it."""
-        return self
 
     def load_args(self) -> dict[str, Any]:
         table = {"players": self.players, "player": self.player, "opponent": self.opponent}

@@ -21,7 +21,7 @@ import httpx2
 from anyio import to_thread
 
 from gateway.errors import ConfigError, Unavailable
-from gateway.sandbox.heartbeats import make_tls
+from mtrl_plugins.sandboxes.heartbeats import make_tls
 from mtrl_plugins.sandboxes.settings import SANDBOXES_VARIABLE, RemoteSettings
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ import httpx2
 from gateway.errors import Unavailable
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled, answer_time_s
-from gateway.sandbox.heartbeats import HEARTBEATS
 from gateway.sandbox.large_messages import (
     decode_base64,
     encode_base64,
@@ -29,6 +28,7 @@ from gateway.sandbox.large_messages import (
 from gateway.sandbox.provider import FILE_S, MARGIN_S, MOST_IMAGES, Completed, FrozenFiles
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from mtrl_plugins.sandboxes import machines
+from mtrl_plugins.sandboxes.heartbeats import HEARTBEATS
 from mtrl_plugins.sandboxes.machines import (
     Machine,
     Machines,
@@ -79,7 +79,7 @@ class RemoteProvider:
                     if is_full and left_s <= machines.TURN_S:
                         raise Unavailable(self._machines.describe_full(wait_s))
         except BaseException as error:
-            statistics.count_refusal()
+            statistics.STATISTICS.refusals += 1
             if isinstance(error, TimeoutError):
                 raise Unavailable(f"no sandbox was started within {START_S:g} s") from error
             raise

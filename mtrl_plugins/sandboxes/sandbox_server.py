@@ -33,11 +33,11 @@ from gateway.http.uvicorn_server import (
 from gateway.large_json import is_large, run_beside
 from gateway.process.reaper import Reaper
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
-from gateway.sandbox.heartbeats import BEATS_PER_LEASE
 from gateway.sandbox.host_rules import HostRules
 from gateway.sandbox.large_messages import LARGE_BYTES, decode_base64, encode_base64
 from gateway.sandbox.provider import BubblewrapProvider, FrozenFiles, Sandbox, SandboxProvider
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from mtrl_plugins.sandboxes.heartbeats import BEATS_PER_LEASE
 from mtrl_plugins.sandboxes.machines import PATH
 from mtrl_plugins.sandboxes.remote_provider import FULL
 
@@ -60,6 +60,12 @@ class StartRequest(FrozenModel):
     """The frozen sandbox whose files it begins with."""
     wait_s: Seconds = 0.1
     """How long it may wait for room."""
+
+
+class RenewRequest(FrozenModel):
+    """The sandboxes that their client still uses."""
+
+    ids: list[str]
 
 
 class FreezeRequest(FrozenModel):
@@ -201,8 +207,11 @@ class SandboxServer:
             raise Problem(422, "invalid_request", "The sandbox of `files_of` is not frozen.")
         return files
 
-    async def alive(self, request: Request) -> ASGIApp:
-        return json_response({"alive": self._find(request).alive})
+    async def renew(self, request: Request) -> ASGIApp:
+        for id in (await request.read_model(RenewRequest)).ids:
+            if id in self.leases:
+                self._find_lease(id)
+        return json_response({})
 
     async def run(self, request: Request) -> ASGIApp:
         sandbox, body = self._find(request), await _read_model(request, RunRequest)
@@ -299,7 +308,8 @@ def build_app(server: SandboxServer, settings: Settings) -> ASGIApp:
                 f"{PATH}/{{id}}/put": Endpoint({"POST": server.put}),
                 f"{PATH}/{{id}}/freeze": Endpoint({"POST": server.freeze}),
                 f"{PATH}/{{id}}/get": Endpoint({"POST": server.get}),
-                f"{PATH}/{{id}}": Endpoint({"GET": server.alive, "DELETE": server.stop}),
+                f"{PATH}/{{id}}": Endpoint({"DELETE": server.stop}),
+                f"{PATH}/renew": Endpoint({"POST": server.renew}),
                 PATH: Endpoint({"GET": server.count, "POST": server.start}),
             }
         ),

@@ -131,16 +131,4 @@ ALTERNATIVES: Mapping[str, str] = {
 }
 """Modules of ms-swift that mtrl does not offer, with the alternative; the longest matching name counts."""
 
-
-def explain_missing_name(name: str) -> str:
-    """The error message for an import of a name that is not offered."""
-    module = name if name in OFFERED else name.rpartition(".")[0]
-    offered = ", ".join(OFFERED.get(module, {})) or ", ".join(
-        module_name for module_name, names in OFFERED.items() if names
-    )
-    matches = [known for known in ALTERNATIVES if f"{name}.".startswith(f"{known}.")]
-    instead = f"; instead: {ALTERNATIVES[max(matches, key=len)]}" if matches else ""
-    return f"ms-swift is not installed, and mtrl does not offer {name} in its place{instead}; offered: {offered}"
-
-
-FINDER = StandInFinder(OFFERED, explain_missing_name, VERSION, "ms-swift")
+FINDER = StandInFinder("ms-swift", OFFERED, ALTERNATIVES, VERSION)

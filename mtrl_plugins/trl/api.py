@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from gateway.errors import ConfigError, unwrap_error
-from mtrl_plugins.trl.job_parts import Given, JobParts, name_model
+from mtrl_plugins.trl.caller_thread import CallerThread
+from mtrl_plugins.trl.function_tools import CallerTools
+from mtrl_plugins.trl.job_parts import JobParts, name_model
 from mtrl_plugins.trl.reward_functions import RewardFunction
 from trainer.model import require_whole_model
 from trainer.storage.run_files import METRICS_FILE, RUN_INFO_FILE, find_run_folder, read_metrics
@@ -110,18 +112,15 @@ class GRPO:
         self.args = args
         self._model, self._processing_class = model, processing_class
         self._parts = JobParts(
-            Given(
-                reward_funcs=reward_funcs,
-                args=args,
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
-                tools=tools,
-                environment_factory=environment_factory,
-                peft_config=peft_config,
-                settings=settings or {},
-                timeout_s=timeout_s,
-                in_threads=tool_threads,
-            )
+            CallerTools(CallerThread(), timeout_s, in_threads=tool_threads),
+            args=args,
+            reward_funcs=reward_funcs,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            tools=tools,
+            environment_factory=environment_factory,
+            peft_config=peft_config,
+            settings=settings or {},
         )
         self._folder: Path | None = None
         self._settings: TrainSettings | None = None
@@ -183,7 +182,7 @@ class GRPO:
 
     def _run(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         try:
-            return self._parts.caller.run(main)
+            return self._parts.tools.caller.run(main)
         except BaseExceptionGroup as group:
             raise unwrap_error(group) from group
 

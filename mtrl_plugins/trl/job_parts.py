@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from math import ceil
@@ -17,7 +17,6 @@ from gateway.tool_table import Source
 from mtrl_plugins.scripts.conversions import UNLIMITED
 from mtrl_plugins.scripts.key_table import Keys, PlacedValue, Rule
 from mtrl_plugins.scripts.translate import Translation, translate
-from mtrl_plugins.trl.caller_thread import CallerThread
 from mtrl_plugins.trl.conversions import ROWS, TRL_TABLE
 from mtrl_plugins.trl.environments import Environments, EnvironmentStepper, EnvironmentToolset
 from mtrl_plugins.trl.function_tools import CallerTools, make_function_source, make_function_tools, make_source
@@ -153,50 +152,42 @@ PROMPT_ROOM = 1024
 """Tokens for the system prompt, the tools and what an environment observes, besides the longest prompt."""
 
 
-@dataclass
-class Given:
-    """What a trainer was given."""
-
-    reward_funcs: Any
-    args: Any
-    train_dataset: Any
-    eval_dataset: Any
-    tools: Any
-    environment_factory: Any
-    peft_config: Any = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float = 300.0
-    in_threads: bool = False
-
-
 class JobParts:
     """The settings and objects of a run. Everything that can be checked without the model is checked at once."""
 
-    def __init__(self, given: Given) -> None:
-        self.caller = CallerThread()
-        self.tools = CallerTools(self.caller, given.timeout_s, in_threads=given.in_threads)
-        self.timeout_s = given.timeout_s
-        self.functions, self.files = _split_tools(given.tools)
+    def __init__(  # noqa: PLR0913 - what TRL's trainer is given
+        self,
+        caller_tools: CallerTools,
+        *,
+        args: Any,
+        reward_funcs: Any,
+        train_dataset: Any,
+        eval_dataset: Any,
+        tools: Any,
+        environment_factory: Any,
+        peft_config: Any,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.tools = caller_tools
+        self.functions, self.files = _split_tools(tools)
         make_function_tools(self.functions, self.tools)
-        self.environments = Environments(given.environment_factory, self.tools) if given.environment_factory else None
-        self.rewards = name_functions(given.reward_funcs)
-        self._weights = _read_weights(given.args, self.rewards)
+        self.environments = Environments(environment_factory, self.tools) if environment_factory else None
+        self.rewards = name_functions(reward_funcs)
+        self._weights = _read_weights(args, self.rewards)
         for name, function in self.environments.reward_functions().items() if self.environments else ():
             self.rewards[unique_name(name, self.rewards)] = function
         if not self.rewards:
             remedy = "pass reward_funcs, or an environment with `get_reward`"
             raise ConfigError("is missing", field="reward_funcs", remedy=remedy)
-        most = _stream_rows(given.args)
-        rows = None if given.train_dataset is None else open_dataset(given.train_dataset, TRAIN, most)
-        arguments = translate_arguments(given.args, given.peft_config, None if rows is None else len(rows))
+        most = _stream_rows(args)
+        rows = None if train_dataset is None else open_dataset(train_dataset, TRAIN, most)
+        arguments = translate_arguments(args, peft_config, None if rows is None else len(rows))
         self._values = dict(arguments.settings)
         self.train = self._make_tasks(self._own_rows() if rows is None else rows, TRAIN)
         self.evaluation = (
-            None
-            if given.eval_dataset is None
-            else self._make_tasks(open_dataset(given.eval_dataset, EVALUATION), EVALUATION)
+            None if eval_dataset is None else self._make_tasks(open_dataset(eval_dataset, EVALUATION), EVALUATION)
         )
-        self._overrides = dict(given.settings)
+        self._overrides = dict(settings)
         self.has_text_prompts = self._check_prompts()
 
     @property
@@ -284,7 +275,7 @@ class JobParts:
         updates = settings.update.minibatches * settings.update.epochs
         progress = Progress(updates, settings.steps * updates, steps_per_epoch, settings.steps / steps_per_epoch)
         columns = list(dict.fromkeys(name for tasks in self._all_tasks for name in tasks.columns))
-        rewards = RewardFunctions(self.rewards, self.caller, columns, self.timeout_s, progress)
+        rewards = RewardFunctions(self.rewards, self.tools.caller, columns, self.tools.timeout_s, progress)
         tasks: dict[str, Callable[[], DatasetTasks]] = {TRAIN: lambda: self.train}
         if (evaluation := self.evaluation) is not None:
             tasks[EVALUATION] = lambda: evaluation

@@ -84,28 +84,4 @@ ALTERNATIVES: Mapping[str, str] = {
 }
 """What to use instead of other names of verl; the longest matching name counts."""
 
-
-def explain_missing_name(name: str) -> str:
-    """The error message for a name that is not offered."""
-    offered = ", ".join(f"{module} ({', '.join(names)})" for module, names in OFFERED.items() if names)
-    matching = [known for known in ALTERNATIVES if f"{name}.".startswith(f"{known}.")]
-    instead = f"; instead: {ALTERNATIVES[max(matching, key=len)]}" if matching else ""
-    return f"verl is not installed, and mtrl offers no {name} in its place{instead}; offered: {offered}"
-
-
-RAY: Mapping[str, Mapping[str, str]] = {
-    "ray": {
-        name: f"{_PACKAGE}.local_ray:{name}" for name in ("ObjectRef", "get", "is_initialized", "method", "remote")
-    },
-    "ray.actor": {"ActorHandle": f"{_PACKAGE}.local_ray:ActorHandle"},
-}
-"""Names of Ray that verl's tools use."""
-
-
-def explain_missing_ray(name: str) -> str:
-    """The error message for a name of Ray that is not offered."""
-    return f"ray is not installed, and mtrl offers no {name} in its place; offered: {', '.join(RAY['ray'])}"
-
-
-FINDER = StandInFinder(OFFERED, explain_missing_name, VERSION)
-RAY_FINDER = StandInFinder(RAY, explain_missing_ray)
+FINDER = StandInFinder("verl", OFFERED, ALTERNATIVES, VERSION)

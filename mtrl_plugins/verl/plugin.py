@@ -2,7 +2,4 @@
 
 from gateway.plugins import Plugin
 
-PLUGIN = Plugin(
-    name="verl",
-    stand_ins=("mtrl_plugins.verl.compat_names:FINDER", "mtrl_plugins.verl.compat_names:RAY_FINDER"),
-)
+PLUGIN = Plugin(name="verl", stand_ins=("mtrl_plugins.verl.compat_names:FINDER",))

@@ -11,7 +11,7 @@ from gateway.config.load import Config, load_config
 from gateway.config.load_object import load_object
 from gateway.errors import ConfigError
 from gateway.feedback.base import BaseInteraction
-from gateway.feedback.interaction_toolset import DeclaredInteraction, build_interactions
+from gateway.feedback.interaction_toolset import build_interactions
 from gateway.native.base import BaseTool
 from mtrl_plugins.verl import geo3k_rule, gsm8k_rule
 
@@ -36,14 +36,8 @@ def load_class(cls_name: str, file: Path | None = None, field: str = "") -> Any:
 
 def initialize_interactions_from_config(interaction_config_file: str | Path) -> dict[str, BaseInteraction]:
     """The interactions of a file by name; the default name is the class's in lower case, without `Interaction`."""
-    declared = [
-        DeclaredInteraction(
-            load_class(entry.class_name, entry.file, entry.field), entry.config, entry.name, entry.owner
-        )
-        for entry in _load_file(interaction_config_file).interactions
-    ]
     try:
-        return build_interactions(declared)
+        return build_interactions(_load_file(interaction_config_file).interactions, load_class)
     except ConfigError as error:
         raise ValueError(str(error)) from error
 

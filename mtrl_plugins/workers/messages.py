@@ -17,6 +17,8 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from gateway.errors import ConfigError
 from gateway.types import Audio, Image, Video
 from gateway.types import Task as SessionTask
@@ -168,8 +170,7 @@ def _from_plain(value: Any, blobs: BlobStore) -> Any:
 
 
 _SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
-_TUPLES = {"stop_ids": int, "stop": str, "banned_ids": int}
-"""The fields of `Sampling` that are tuples, with the type of their items."""
+_SAMPLING = TypeAdapter(Sampling)
 _get_sampling = attrgetter(*_SAMPLING_FIELDS)
 
 
@@ -185,17 +186,7 @@ def sampling_to_plain(sampling: Sampling) -> list[Any]:
 
 def sampling_from_plain(plain: Sequence[Any]) -> Sampling:
     """The parameters that `sampling_to_plain` encoded. Raises ValueError or TypeError for anything else."""
-    values = dict(zip(_SAMPLING_FIELDS, plain, strict=True))
-    for name, kind in _TUPLES.items():
-        values[name] = tuple(kind(item) for item in values[name])
-    for name in ("temperature", "top_p"):
-        values[name] = float(values[name])
-    for name in ("max_tokens", "top_k"):
-        values[name] = int(values[name])
-    for name in ("seed", "experts_from"):
-        if values[name] is not None:
-            values[name] = int(values[name])
-    return Sampling(**values)
+    return _SAMPLING.validate_python(dict(zip(_SAMPLING_FIELDS, plain, strict=True)))
 
 
 def request_to_plain(

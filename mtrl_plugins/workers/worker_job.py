@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,22 +23,6 @@ class PlayedSettings(BaseRolloutSettings):
     """The settings of rollouts, as workers read them; rows come with each rollout."""
 
     data: str = ""
-
-
-class EngineLimits(FrozenModel):
-    """The capabilities of the training process's engine."""
-
-    name: str
-    is_exact: bool
-    supports_images: bool
-    context_length: int
-    notes: tuple[str, ...]
-    tells_experts: bool
-    takes_adapters: bool
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(**dict(self))
 
 
 class TokenizerPrint(FrozenModel):
@@ -71,7 +55,7 @@ class WorkerJob(FrozenModel):
 
     settings: PlayedSettings
     model: Path
-    engine: EngineLimits
+    engine: Capabilities
     tokenizer: TokenizerPrint
     """That of the training process: ids of another one would mean other text."""
     vocabulary: int
@@ -96,7 +80,7 @@ def make_worker_job(
     return WorkerJob(
         settings=PlayedSettings.model_validate(content),
         model=model,
-        engine=EngineLimits(**asdict(replace(engine.capabilities, tells_experts=False))),  # Lines have none.
+        engine=replace(engine.capabilities, tells_experts=False),  # Lines have none.
         tokenizer=TokenizerPrint.take(template),
         vocabulary=_find_vocabulary(model, template),
         silent_s=silent_s,

@@ -321,7 +321,7 @@ class PlayedRollout:
 
     def __init__(self, worker: Worker, number: int) -> None:
         self._worker, self._number = worker, number
-        channel, capabilities = worker.channel, worker.job.engine.capabilities
+        channel, capabilities = worker.channel, worker.job.engine
         self.blobs = Blobs(channel.send, number)
         self.engine = RemoteEngine(channel, number, self.blobs, capabilities, worker.events)
         self.scope = anyio.CancelScope()

@@ -256,7 +256,7 @@ async def test_blob_path_outside_the_folder_is_rejected(tmp_path: Path) -> None:
         await session.call(call("several"))
     for line in read_lines(tmp_path / "tape"):
         for part in line.get("answer", {}).get("parts", ()):
-            part.update({"blob": "../../secret"} if "blob" in part else {})
+            part.update({"data": "../../secret"} if "data" in part else {})
         with (tmp_path / "forged.jsonl").open("a") as forged:
             forged.write(json.dumps(line) + "\n")
     (tmp_path / "forged.jsonl").replace(tmp_path / "tape" / "tape.jsonl")

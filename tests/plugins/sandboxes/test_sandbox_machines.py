@@ -32,7 +32,6 @@ from gateway.limits import LimitedToolset
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.process.reaper import Reaper
-from gateway.sandbox import heartbeats
 from gateway.sandbox.cgroups import PREFIX, find_parent
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
 from gateway.sandbox.grade_settings import GradeSettings
@@ -43,7 +42,7 @@ from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall
-from mtrl_plugins.sandboxes import machines
+from mtrl_plugins.sandboxes import heartbeats, machines
 from mtrl_plugins.sandboxes.machines import find_machines
 from tests.mcp_client.test_http_access import Certificates, relay
 from tests.plugins.sandboxes.conftest import Served

@@ -1,0 +1,71 @@
+"""The leases of remote sandboxes are renewed together, by a thread for each server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import anyio
+
+from mtrl_plugins.sandboxes.heartbeats import Heartbeats
+from tests.waiting import PATIENCE_S, wait_until
+
+SHORT_S = 0.04
+
+
+class RecordingServer:
+    """Records whose leases are renewed, and answers no request before it is released."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.renewed = url, list[list[str]]()
+        self.released = threading.Event()
+
+
+@contextmanager
+def recording_server() -> Iterator[RecordingServer]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            server.renewed.append(body["ids"] if self.path == "/sandboxes/renew" else [])
+            server.released.wait(PATIENCE_S)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing is logged."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        server = RecordingServer(f"http://127.0.0.1:{http.server_port}/sandboxes")
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.released.set()
+            http.shutdown()
+            thread.join()
+
+
+def test_all_leases_of_a_server_are_renewed_and_a_server_that_hangs_delays_no_other() -> None:
+    beats = Heartbeats()
+    with recording_server() as hung, recording_server() as healthy:
+        healthy.released.set()
+        beats.add(f"{hung.url}/h", {}, SHORT_S)
+        anyio.run(wait_until, lambda: hung.renewed == [["h"]])
+        for name in ("a", "b"):
+            beats.add(f"{healthy.url}/{name}", {}, SHORT_S)
+        anyio.run(wait_until, lambda: healthy.renewed.count(["a", "b"]) > 3)
+        beats.remove(f"{healthy.url}/a")
+        anyio.run(wait_until, lambda: healthy.renewed.count(["b"]) > 1)
+        assert hung.renewed == [["h"]]
+        hung.released.set()
+        for url in (f"{healthy.url}/b", f"{hung.url}/h"):
+            beats.remove(url)
+        anyio.run(wait_until, lambda: not any(thread.name == "heartbeats" for thread in threading.enumerate()))
+        beats.add(f"{hung.url}/later", {}, SHORT_S)
+        anyio.run(wait_until, lambda: ["later"] in hung.renewed)
+        beats.remove(f"{hung.url}/later")
