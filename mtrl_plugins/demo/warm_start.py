@@ -224,7 +224,8 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for (rows, columns), matrices in self._by_shape.items():
-            gradients_NAB = torch.stack([matrix.grad for matrix in matrices if matrix.grad is not None])
+            gradients: list[Any] = [matrix.grad for matrix in matrices]  # `Policy.step` fills all.
+            gradients_NAB = torch.stack(gradients)
             state = self.state[matrices[0]]
             average_NAB = state.setdefault("average", torch.zeros_like(gradients_NAB))
             average_NAB.lerp_(gradients_NAB, 1 - self.momentum)

@@ -56,12 +56,14 @@ def _is_target(name: str, target: str) -> bool:
 
 
 def find_targets_beside_experts(model: Any) -> list[str]:
-    """Names of the linear layers in those parts of a layer, such as `self_attn`, that have experts in no layer; none
-    for a model without experts, all of whose layers can get adapters."""
+    """Names of the linear layers but the head, without those of parts, such as `mlp`, that have experts in some layer;
+    none for a model without experts, all of whose layers can get adapters."""
     parts = [(_LAYER_PART.match(name), name, module) for name, module in model.named_modules()]
     with_experts = {part[1] for part, _, module in parts if part and is_expert_stack(module)}
-    linear = [(part[1], name) for part, name, module in parts if part and isinstance(module, torch.nn.Linear)]
-    return sorted({name.rpartition(".")[2] for part, name in linear if with_experts and part not in with_experts})
+    head = model.get_output_embeddings()
+    linear = [each for each in parts if isinstance(each[2], torch.nn.Linear) and each[2] is not head]
+    kept = {name.rpartition(".")[2] for part, name, _ in linear if part is None or part[1] not in with_experts}
+    return sorted(kept) if with_experts else []
 
 
 _LAYER_PART = re.compile(r".*\blayers\.\d+\.(\w+)\.")
