@@ -35,7 +35,7 @@ FOLDER = "${MTRL_ROLLOUT_DIR}"
 REPOSITORY = "/rollout/repo"
 SYLLABLES = ("ba", "ke", "lo", "mi", "nu", "ra", "se", "ti", "vo", "za")
 TITLE = "# Tasks made from servers of others\n"
-NO_REPORT = re.compile(r"server |written: |train on |\d+ of \d+ tasks after ")
+NO_REPORT = re.compile(r"server |written: |train on |\d+ of \d+ after ")
 """How lines of the command begin that are not of its report."""
 TIMEOUT_S = 3600
 

@@ -1,12 +1,13 @@
 """The exceptions that mtrl raises, for operators. A policy never sees an exception: failed calls are `ToolResult`s.
 
-GatewayError
-├── ConfigError           an error in a file, with file, line, field, problem and remedy
-├── SessionError          a session cannot be opened, found or used in this way
-│   └── TooManySessions   the limit on open sessions is reached
-├── ReplayError           the tape has no recording of this
-├── Unavailable           a native tool's dependency is down
-└── RequestDeclined       the client declines or cannot answer a tool's request (elicitation, sampling)
+OperatorError                 the text says how to fix it; those of the trainer are beside what raises them
+└── GatewayError
+    ├── ConfigError           an error in a file, with file, line, field, problem and remedy
+    ├── SessionError          a session cannot be opened, found or used in this way
+    │   └── TooManySessions   the limit on open sessions is reached
+    ├── ReplayError           the tape has no recording of this
+    ├── Unavailable           a native tool's dependency is down
+    └── RequestDeclined       the client declines or cannot answer a tool's request (elicitation, sampling)
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ LIBRARY_FOLDERS = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "plat
 OWN_FOLDERS = tuple(f"{Path(__file__).parents[1] / house}{os.sep}" for house in ("gateway", "mtrl_plugins", "trainer"))
 
 
-class GatewayError(Exception):
-    """Base of every error that mtrl raises on purpose."""
+class OperatorError(Exception):
+    """Base of all errors whose text says how to fix them: commands print it without a traceback."""
+
+
+class GatewayError(OperatorError):
+    """Base of the errors of a gateway, its files and its sessions."""
 
 
 class ConfigError(GatewayError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
@@ -83,6 +83,8 @@ class ObservedCall(NamedTuple):
 
 
 Observer = Callable[[ObservedCall], None]
+CallScope = AbstractContextManager[anyio.CancelScope]
+"""The scope of a call: a new one, or `nullcontext` of one that its caller has entered."""
 ClosingStep = tuple[str, float, Callable[[], Awaitable[object]]]
 """What failed if it fails, its limit in seconds, and what it does."""
 
@@ -161,14 +163,16 @@ class GatewaySession:
         own_tools = {name: tool for name, tool in self._tools.items() if tool.source is source}
         tools = tuple(tool.source_name for tool in own_tools.values())
         create = {own_tools[name].source_name: kwargs for name, kwargs in self.task.create.items() if name in own_tools}
+        if (tools, create) == (self.task.tools, self.task.create):
+            return self.task
         return replace(self.task, tools=tools, create=create)
 
     async def call(
-        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: CallScope | None = None
     ) -> ToolResult:
         """Runs one call. Never raises for what a tool did: every way to end is an outcome.
 
-        `scope` is entered for it, so that the caller can cancel it.
+        `scope` is entered for it, so that the caller can cancel it; a closing session cancels it, too.
         """
         self._touch()
         began_at = time.monotonic()
@@ -361,14 +365,15 @@ class GatewaySession:
 
         They share a scope, which costs more than most steps do.
         """
-        with anyio.CancelScope(shield=True) as scope:
+        with anyio.move_on_after(steps[0][1], shield=True) as scope:
             while steps and not scope.cancel_called:
                 failure, within_s, step = steps.pop(0)
-                scope.deadline = anyio.current_time() + within_s
                 try:
                     await step()
                 except Exception:  # boundary: a failing reward must not prevent the release
                     log.exception("a session of task %r: %s", self.task.id, failure)
+                if steps:
+                    scope.deadline = anyio.current_time() + steps[0][1]
         if scope.cancelled_caught:
             log.error("a session of task %r: %s within %s s", self.task.id, failure, within_s)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from anyio import move_on_after, to_thread
 from rich.console import Console
 
-from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.plural import format_count
 from gateway.session import AnyGateway
@@ -43,8 +41,8 @@ from trainer.setup import (
     trust_model,
     unavailable_servers,
 )
-from trainer.storage.rollout_file import RESTART, ROLLOUTS_FILE, RolloutWriter, RunError
-from trainer.storage.run_files import RUN_INFO_FILE
+from trainer.storage.rollout_file import RESTART, ROLLOUTS_FILE, RolloutWriter
+from trainer.storage.run_files import RUN_INFO_FILE, write_json
 from trainer.storage.run_status import StatusFile
 from trainer.template import Template
 from trainer.view.progress import RolloutProgress
@@ -175,26 +173,9 @@ def _format_summary(reasons: Counter[str], fates: Counter[GroupStatus], progress
 def _write_run_info(settings: RolloutSettings, engine: Capabilities) -> None:
     used = {"engine": engine.name, "notes": engine.notes}
     about = {"mtrl": installed_version(), **used, "settings": settings.model_dump(mode="json")}
-    _write_json(settings.out / RUN_INFO_FILE, about)
+    write_json(settings.out / RUN_INFO_FILE, about, RESTART)
 
 
 def _write_metrics(out: Path, progress: RolloutProgress, fates: Counter[GroupStatus]) -> None:
     metrics = progress.metrics() | {f"groups/{fate}": count for fate, count in fates.items()}
-    _write_json(out / METRICS_FILE, metrics)
-
-
-def _write_json(file: Path, value: object) -> None:
-    try:
-        write_atomically(file, (json.dumps(value, indent=2) + "\n").encode())
-    except OSError as error:
-        raise RunError(describe_write_error(file, error, RESTART)) from error
-
-
-def load_run_settings(run: Path) -> RolloutSettings:
-    """The settings that a run was made with."""
-    try:
-        about = json.loads((run / RUN_INFO_FILE).read_text(encoding="utf-8"))
-        return RolloutSettings.model_validate(about["settings"])
-    except (OSError, ValueError, KeyError, RecursionError) as error:
-        remedy = "name a folder that `mtrl-train rollout --out` made"
-        raise ConfigError(f"is no run ({type(error).__name__})", file=run, remedy=remedy) from error
+    write_json(out / METRICS_FILE, metrics, RESTART)

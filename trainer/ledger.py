@@ -240,11 +240,6 @@ class Ledger:
         index, offset = self._locate(token)
         return self.expanded.starts[index] + _map_offset(offset, self.entries[index], self.expanded.entries[index])
 
-    def from_expanded(self, token: int) -> int:
-        """Maps an index of `expanded` to one of this ledger."""
-        index, offset = self.expanded._locate(token)
-        return self.starts[index] + _map_offset(offset, self.expanded.entries[index], self.entries[index])
-
     @cached_property
     def images(self) -> tuple[Image, ...]:
         """The images that have placeholders, as an engine takes them."""

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
+from gateway.errors import OperatorError
 from trainer.pretrained import ModelCodeError, load_weights, make_model
 
 
@@ -19,7 +20,7 @@ def configure_torch() -> None:
     torch.set_num_threads(1)  # More are slower for models that fit a machine without a GPU.
 
 
-class ModelError(Exception):
+class ModelError(OperatorError):
     """The folder holds no model that can be loaded; the message has the remedy."""
 
 

@@ -16,19 +16,20 @@ from rich.console import Console
 from gateway.errors import ConfigError
 from gateway.tape import ReplayGateway
 from gateway.types import Image
-from trainer.collect_rollouts import load_run_settings
 from trainer.engine.base import EngineError, FinishReason, Generation, OnIds, Sampling
 from trainer.engine.scripted import ScriptedEngine
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
+from trainer.rollout.settings import RolloutSettings
 from trainer.setup import load_data, load_template, make_sampling, make_stepper, trust_model
 from trainer.storage.rollout_file import Rollouts
+from trainer.storage.run_files import load_run_settings
 
 
 async def replay_rollouts(run: Path, console: Console) -> bool:
     """Returns True if every rollout has the same ids, masks, stop reasons and rewards as recorded."""
-    settings = load_run_settings(run)
+    settings = load_run_settings(run, RolloutSettings, "mtrl-train rollout")
     if not (run / "tape").exists():
         raise ConfigError("has no tape", file=run, remedy="make the run with --record")
     with ExitStack() as replayed:

@@ -8,10 +8,9 @@ formed, goes to the SDK, whose refusals therefore hold for all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import anyio
 from mcp.server.runner import modern_error_data
@@ -19,12 +18,15 @@ from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
     MCP_METHOD_HEADER,
     MCP_NAME_HEADER,
-    MCP_PARAM_HEADER_PREFIX,
     MCP_PROTOCOL_VERSION_HEADER,
-    InboundModernRoute,
-    classify_inbound_request,
 )
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, SERVER_INFO_META_KEY, ClientCapabilities
+from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    LOG_LEVEL_META_KEY,
+    PROTOCOL_VERSION_META_KEY,
+    SERVER_INFO_META_KEY,
+    ClientCapabilities,
+)
 from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
@@ -38,19 +40,18 @@ from gateway.large_json import run_beside
 from gateway.mcp_server.call_tasks import has_tasks
 from gateway.mcp_server.client_context import ANSWERING_CAPABILITIES, upstream_request_meta
 from gateway.mcp_server.connected_clients import replay
-from gateway.mcp_server.server import GatewayMcpServer, call_tool
-from gateway.types import Context, Text, ToolCall
+from gateway.mcp_server.server import GatewayMcpServer, encode_result
+from gateway.types import Context, Text, ToolCall, ToolResult
 from gateway.wire import dumps, dumps_large, is_large_answer
 
 PING_S = 15.0
 """Interval of comments in the answer to a long call, so that no proxy closes the connection."""
-_VERSIONS = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
+_VERSIONS = {version.encode(): version for version in MODERN_PROTOCOL_VERSIONS}
 _METHOD, _VERSION = MCP_METHOD_HEADER.encode(), MCP_PROTOCOL_VERSION_HEADER.encode()
-_PARAM_PREFIX = MCP_PARAM_HEADER_PREFIX.lower().encode()
-_ROUTING_HEADERS = (MCP_METHOD_HEADER, MCP_NAME_HEADER, MCP_PROTOCOL_VERSION_HEADER)
+_NAME = MCP_NAME_HEADER.encode()
 _REQUEST_KEYS = {"jsonrpc", "id", "method", "params"}
 _PARAM_KEYS = {"name", "arguments", "_meta"}
-_STREAM_META_KEYS = ("progressToken", LOG_LEVEL_META_KEY, "traceparent")
+_STREAM_META_KEYS = {"progressToken", LOG_LEVEL_META_KEY, "traceparent"}
 """Keys of `_meta` that ask for more than an answer."""
 _EVENT_HEADERS = (
     (b"content-type", b"text/event-stream"),
@@ -59,8 +60,7 @@ _EVENT_HEADERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PlainCall:
+class PlainCall(NamedTuple):
     """A call that was read from a request."""
 
     id: str | int
@@ -80,80 +80,81 @@ class PlainCalls:
         self.disconnects = DisconnectWatcher()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not _may_be_plain(scope):
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if not _may_be_plain(scope, headers):
             return await self._sdk_app(scope, receive, send)
         message = await receive()
         plain = None
         if message["type"] == "http.request" and not message.get("more_body"):
-            plain = self._read_call(scope, message.get("body", b""))
+            plain = self._read_call(headers, message.get("body", b""))
         if plain is None:
             return await self._sdk_app(scope, replay([message], receive), send)
-        answer = _Answer(receive, send)
+        answer, call_scope = _Answer(receive, send), anyio.CancelScope()
         try:
-            body, status = await self.disconnects.run_until_disconnect(answer.receive, lambda: self._run(plain))
+            work = partial(self._run, plain, call_scope)
+            body, status = await self.disconnects.cancel_on_disconnect(answer.receive, call_scope, work)
         except ClientDisconnected:
             return
         await answer.finish(scope, body, status)
 
-    def _read_call(self, scope: Scope, body: bytes) -> PlainCall | None:
-        """The call in a request; None if it is anything else."""
+    def _read_call(self, headers: Mapping[bytes, bytes], body: bytes) -> PlainCall | None:
+        """The call in a request; None if it is anything else, or if its head does not say the same."""
         if len(body) > SMALL_LENGTH:
             return None
         try:
             request = from_json(body, allow_inf_nan=False)
         except ValueError:
             return None
-        match request:
-            case {
-                "jsonrpc": "2.0",
-                "id": str() | int() as id,
-                "method": "tools/call",
-                "params": {"name": str(name), "_meta": dict(meta), **rest} as params,
-            } if not isinstance(id, bool) and request.keys() == _REQUEST_KEYS and params.keys() <= _PARAM_KEYS:
-                arguments = rest.get("arguments") or {}
-            case _:
-                return None
-        route = classify_inbound_request(request, headers=_routing_headers(scope))
-        if not isinstance(route, InboundModernRoute) or not isinstance(arguments, dict):
+        if not isinstance(request, dict) or request.keys() != _REQUEST_KEYS or type(request["id"]) not in (str, int):
             return None
-        if any(key in meta for key in _STREAM_META_KEYS) or name in self._server.state.tools.with_header_arguments:
+        params = request["params"]
+        if request["jsonrpc"] != "2.0" or request["method"] != "tools/call" or not isinstance(params, dict):
             return None
-        capabilities = _read_capabilities(route.client_capabilities)
+        name, meta, arguments = params.get("name"), params.get("_meta"), params.get("arguments", {})
+        if not isinstance(meta, dict) or not isinstance(arguments, dict) or not params.keys() <= _PARAM_KEYS:
+            return None
+        version = _VERSIONS[headers[_VERSION]]
+        if meta.get(PROTOCOL_VERSION_META_KEY) != version or headers.get(_NAME, b"").decode("latin-1") != name:
+            return None
+        if not _STREAM_META_KEYS.isdisjoint(meta) or name not in self._server.state.tools.without_header_arguments:
+            return None
+        capabilities = _read_capabilities(meta.get(CLIENT_CAPABILITIES_META_KEY))
         if capabilities is None:
             return None
         # A number that overflows (1e999) becomes Infinity, which the check of the arguments refuses; not null.
-        call = ToolCall(str(id), name, to_json(arguments, ensure_ascii=True, inf_nan_mode="constants").decode())
-        return PlainCall(id, route.protocol_version, call, meta, capabilities)
+        text = to_json(arguments, ensure_ascii=True, inf_nan_mode="constants").decode()
+        return PlainCall(request["id"], version, ToolCall(str(request["id"]), name, text), meta, capabilities)
 
-    async def _run(self, plain: PlainCall) -> tuple[bytes, int]:
+    async def _run(self, plain: PlainCall, scope: anyio.CancelScope) -> tuple[bytes, int]:
         """The JSON-RPC answer and its HTTP status."""
-        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": plain.id}
         context = Context(meta=upstream_request_meta(plain.meta, plain.capabilities))
         try:
-            raw, result = await call_tool(self._server.state, plain.call, context, plain.meta, None, modern=True)
-            if not all(isinstance(part, Text) for part in result.parts):
-                raw = serialize_server_result("tools/call", plain.version, raw)
-            raw["_meta"] = {SERVER_INFO_META_KEY: self._server_info, **(raw.get("_meta") or {})}
-            answer["result"] = raw
+            result = await self._server.state.call_tool(plain.call, context, plain.meta, None, scope)
             if is_large_answer(result):
-                return await run_beside(dumps_large, answer), 200
-            return dumps(answer), 200
+                return await run_beside(self._encode, plain, result, dumps_large), 200
+            return self._encode(plain, result, dumps), 200
         except Exception as error:  # boundary: what a handler raises is an answer
             data = modern_error_data(error)
-            body = dumps({**answer, "error": data.model_dump(mode="json", by_alias=True, exclude_none=True)})
+            fields = data.model_dump(mode="json", by_alias=True, exclude_none=True)
+            body = dumps({"jsonrpc": "2.0", "id": plain.id, "error": fields})
             return body, ERROR_CODE_HTTP_STATUS.get(data.code, 200)
 
+    def _encode(self, plain: PlainCall, result: ToolResult, dump: Callable[[Any], bytes]) -> bytes:
+        raw = encode_result(result, modern=True)
+        if not all(isinstance(part, Text) for part in result.parts):
+            raw = serialize_server_result("tools/call", plain.version, raw)
+        raw["_meta"] = {SERVER_INFO_META_KEY: self._server_info, **(raw.get("_meta") or {})}
+        return dump({"jsonrpc": "2.0", "id": plain.id, "result": raw})
 
-def _may_be_plain(scope: Scope) -> bool:
+
+def _may_be_plain(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     """Whether the head is that of a tool call in a modern version; a header that occurs twice is for the SDK."""
-    headers: dict[bytes, bytes] = dict(scope["headers"])
     return (
         scope["method"] == "POST"
         and headers.get(_METHOD) == b"tools/call"
         and headers.get(_VERSION) in _VERSIONS
         and len(headers) == len(scope["headers"])
         and _accepts_both(headers.get(b"accept", b""))
-        and not any(name.startswith(_PARAM_PREFIX) for name in headers)
     )
 
 
@@ -161,12 +162,6 @@ def _may_be_plain(scope: Scope) -> bool:
 def _accepts_both(accept: bytes) -> bool:
     kinds = {kind.partition(b";")[0].strip().lower() for kind in accept.split(b",")}
     return b"*/*" in kinds or kinds >= {b"application/json", b"text/event-stream"}
-
-
-def _routing_headers(scope: Scope) -> dict[str, str]:
-    headers: dict[bytes, bytes] = dict(scope["headers"])
-    found = ((name, headers.get(name.encode())) for name in _ROUTING_HEADERS)
-    return {name: value.decode("latin-1") for name, value in found if value is not None}
 
 
 def _read_capabilities(declared: Any) -> Mapping[str, Any] | None:

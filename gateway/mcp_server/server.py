@@ -39,8 +39,6 @@ from gateway.mcp_server.resources import ResourceCatalog, request_upstream
 from gateway.mcp_server.resumable_calls import without_envelope
 from gateway.mcp_server.server_state import (
     CLOSE_S,
-    SESSION_META_KEY,
-    ClientSessions,
     McpServerState,
     OfferedTools,
     join_instructions,
@@ -192,31 +190,11 @@ async def _call_tool(request: RequestContext, params: mcp.CallToolRequestParams)
     call = ToolCall(str(request.request_id), params.name, json.dumps(params.arguments or {}))
 
     async def handle(context: Context) -> Result:
-        sessions = state.client_sessions(request)
-        return (await call_tool(state, call, context, get_meta(request), sessions, modern=is_modern(request)))[0]
+        result = await state.call_tool(call, context, get_meta(request), state.client_sessions(request))
+        encode = partial(encode_result, result, modern=is_modern(request))
+        return await run_beside(encode) if is_large_answer(result) else encode()
 
     return await state.run_request(request, handle)
-
-
-async def call_tool(
-    state: McpServerState,
-    call: ToolCall,
-    context: Context,
-    meta: Mapping[str, Any],
-    sessions: ClientSessions | None,
-    *,
-    modern: bool,
-) -> tuple[Result, ToolResult]:
-    """Calls a tool for a client; returns the result as its client reads it, and as the gateway has it.
-
-    `meta` is that of the request, which may name a session; `sessions` are those of its client, if it keeps any.
-    """
-    if (late := await state.wait_for_tool(call.name)) is not None:
-        return encode_result(late, modern=modern), late
-    async with state.open_session(call.name, meta.get(SESSION_META_KEY), sessions) as session:
-        result = await session.call(call, context)
-        encode = partial(encode_result, result, modern=modern)
-        return (await run_beside(encode) if is_large_answer(result) else encode()), result
 
 
 def encode_result(result: ToolResult, *, modern: bool) -> Result:

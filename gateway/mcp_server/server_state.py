@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import anyio
@@ -32,8 +33,8 @@ from gateway.mcp_server.notifications import NotificationHub
 from gateway.mcp_server.resources import ResourceCatalog
 from gateway.mcp_server.resumable_calls import Handler, ResumableCalls
 from gateway.server_start import describe_starting
-from gateway.session import GatewaySession
-from gateway.types import Outcome, Task, Text, ToolResult, ToolSpec
+from gateway.session import CANCELLED, GatewaySession
+from gateway.types import Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 
 def join_instructions(gateway: Gateway) -> str | None:
@@ -53,16 +54,16 @@ class OfferedTools:
         self._specs: Sequence[ToolSpec] = ()
         self._by_name: Mapping[str, ToolSpec] = {}
         self._searched: Mapping[str, ToolSpec] = {}
-        self._with_header_arguments: frozenset[str] = frozenset()
+        self._without_header_arguments: frozenset[str] = frozenset()
 
     @property
-    def with_header_arguments(self) -> frozenset[str]:
-        """Names of the tools with arguments that a client must repeat in headers."""
+    def without_header_arguments(self) -> frozenset[str]:
+        """Names of the tools without arguments that a client must repeat in headers."""
         by_name = self.by_name
         if by_name is not self._searched:
-            names = (name for name, spec in by_name.items() if X_MCP_HEADER_KEY in json.dumps(spec.parameters))
-            self._searched, self._with_header_arguments = by_name, frozenset(names)
-        return self._with_header_arguments
+            names = (name for name, spec in by_name.items() if X_MCP_HEADER_KEY not in json.dumps(spec.parameters))
+            self._searched, self._without_header_arguments = by_name, frozenset(names)
+        return self._without_header_arguments
 
     @property
     def by_name(self) -> Mapping[str, ToolSpec]:
@@ -137,25 +138,36 @@ class McpServerState:
         self.log_level: LoggingLevel = DEFAULT_LEVEL
         """The most verbose level that a client has set."""
 
-    @asynccontextmanager
-    async def open_session(
-        self, name: str, session_id: Any, sessions: ClientSessions | None
-    ) -> AsyncIterator[GatewaySession]:
-        """The session for a tool call: the one that the request names, its client's, or a new one for this call."""
+    async def call_tool(
+        self,
+        call: ToolCall,
+        context: Context,
+        meta: Mapping[str, Any],
+        sessions: ClientSessions | None,
+        scope: anyio.CancelScope | None = None,
+    ) -> ToolResult:
+        """Calls a tool in the session that the request's `meta` names, in its client's, or in a new one for this call.
+
+        `scope` is entered for it, so that the caller can cancel it.
+        """
+        name, session_id = call.name, meta.get(SESSION_META_KEY)
+        if (late := await self.wait_for_tool(name)) is not None:
+            return late
         try:
             if session_id is not None:
-                yield self._find_session(session_id, name)
-            elif sessions is not None:
+                return await self._find_session(session_id, name).call(call, context, scope)
+            if sessions is not None:
                 _require_tool(name, name in self.tools.by_name or sessions.has_open(name))
-                yield await sessions.get_session(name)
-            else:
-                _require_tool(name, name in self.tools.by_name)
-                # Modern HTTP requests belong to no connection, so nothing is kept between them.
-                session = await self.gateway.begin(Task(tools=(name,)))
+                return await (await sessions.get_session(name)).call(call, context, scope)
+            _require_tool(name, name in self.tools.by_name)
+            # Modern HTTP requests belong to no connection, so nothing is kept between them.
+            with scope or anyio.CancelScope() as scope:
+                session = await self.gateway.begin(_task_of(name))
                 try:
-                    yield session
+                    return await session.call(call, context, nullcontext(scope))
                 finally:
                     await session.close()
+            return CANCELLED
         except GatewayError as error:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
 
@@ -198,6 +210,11 @@ class McpServerState:
         ):
             return await self.resumable_calls.start_or_resume(params, context, handler, poller)
         return await handler(context)
+
+
+@lru_cache(maxsize=1024)
+def _task_of(name: str) -> Task:
+    return Task(tools=(name,))
 
 
 def _require_tool(name: str, is_offered: bool) -> None:

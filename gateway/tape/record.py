@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from gateway.errors import GatewayError, SessionError, TooManySessions
 from gateway.large_json import is_large, run_beside
-from gateway.session import CANCELLED
+from gateway.session import CANCELLED, CallScope
 from gateway.session_protocols import SessionMethods
 from gateway.tape.line_format import (
     Answer,
@@ -157,11 +157,13 @@ class RecordedSession(SessionMethods):
         fields = {"task": encode_task(self._task), "interaction": _interaction_name(self._inner)}
         return {"kind": "open", "session": self.number} | fields | {"offered": offered, "specs": specs}
 
-    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
-        return (await self.calls((call,), context))[0]
+    async def call(
+        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: CallScope | None = None
+    ) -> ToolResult:
+        return (await self.calls((call,), context, scope))[0]
 
     async def calls(
-        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: CallScope | None = None
     ) -> list[ToolResult]:
         kind = {"kind": "call", "audience": context.audience}
         lines: list[TapeLine] = [

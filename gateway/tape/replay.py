@@ -17,11 +17,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 
 from gateway.errors import GatewayError, ReplayError, SessionError
 from gateway.gateway import Gateway
-from gateway.session import CANCELLED, GatewaySession, Observer
+from gateway.session import CANCELLED, CallScope, GatewaySession, Observer
 from gateway.tape.line_format import (
     FINISH_DIGEST,
     RequestHistory,
@@ -147,12 +147,12 @@ class ReplaySession(GatewaySession):
         return dict(self._tape_session.states)
 
     async def call(
-        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: CancelScope | None = None
+        self, call: ToolCall, context: Context = DEFAULT_CONTEXT, scope: CallScope | None = None
     ) -> ToolResult:
         return (await self.calls((call,), context, scope))[0]
 
     async def calls(
-        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: CancelScope | None = None
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: CallScope | None = None
     ) -> list[ToolResult]:
         self._touch()
         results = [CANCELLED] * len(calls)

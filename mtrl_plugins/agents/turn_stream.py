@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.endpoint import DisconnectWatcher
 from gateway.http.exchange import ClientDisconnected, Response
 from gateway.wire import dumps
+from mtrl_plugins.agents.reply_stream import ReplyStream
 from mtrl_plugins.agents.requests import PolicyAnswer, PolicyProblem, PolicyRequest, TurnDelta, TurnStart
 from trainer.parse.base import Reply
-from trainer.parse.reply_stream import ReplyStream
 from trainer.template import Template
 
 UNFINISHED = "\ufffd"

@@ -102,7 +102,7 @@ async def _make(
     from mtrl_plugins.task_maker.make_tasks import TaskMaker
     from mtrl_plugins.task_maker.output import check_output
     from mtrl_plugins.task_maker.server_sessions import describe_server, open_server
-    from trainer.view.progress import show_task_making
+    from trainer.view.progress import show_making
 
     check_output(out[0], is_folder=bool(out[1]))
     started = time.monotonic()
@@ -111,7 +111,7 @@ async def _make(
         if out[1]:
             check_harbor(out[1], server)
         console.print(describe_server(server), markup=False)
-        with show_task_making(console) as progress:
+        with show_making(console) as progress:
             maker = TaskMaker(server, settings, progress)
             stack.callback(lambda: _write(out, maker, mcp, time.monotonic() - started, console, written))
             await maker.make()

@@ -5,7 +5,6 @@ The run is an ordinary one: `mtrl-train view`, `show` and `why` read its folder.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -167,8 +166,8 @@ class GRPO:
         settings = self._settings or self._make_settings(self.folder)
         objects = self._parts.objects(settings)
         comparison = self._run(partial(compare_run, self.folder, None, None, Console(force_jupyter=False), objects))
-        values: dict[str, Any] = json.loads(comparison.json)
-        return values
+        summary: dict[str, Any] = comparison.summary
+        return summary
 
     def save_model(self, output_dir: str | Path) -> Path:
         """Copies the trained model, with its tokenizer, into a folder that `from_pretrained` loads."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from gateway.line_file import MAX_LINE_BYTES, FileLine, iterate_lines
 from mtrl_plugins.web.rollout_row import COLUMNS, Call, Row, read_row
-from trainer.storage.run_files import SuccessCriterion
+from mtrl_plugins.web.success_criterion import SuccessCriterion
 
 INDEX_FORMAT = "4"
 BATCH_ROWS = 64

@@ -9,10 +9,10 @@ from math import fsum, isfinite
 from typing import Any
 
 from gateway.types import Outcome
+from mtrl_plugins.web.success_criterion import SuccessCriterion
 from trainer.ledger import Author
 from trainer.rollout.rollout import StopReason
 from trainer.storage.rollout_summary import RolloutSummary, list_entries
-from trainer.storage.run_files import SuccessCriterion
 from trainer.view.text import to_printable
 
 EXCERPT_CHARS = 160

@@ -21,6 +21,7 @@ from mtrl_plugins.web.rollout_json import TokenTexts, rollout_to_json
 from mtrl_plugins.web.rollout_row import BLAME_OF_STOP
 from mtrl_plugins.web.search import MAX_INT, Query, Search
 from mtrl_plugins.web.step_digest import digest_steps
+from mtrl_plugins.web.success_criterion import SuccessCriterion
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import flatten_settings
 from trainer.storage.rollout_file import ROLLOUTS_FILE as ROLLOUTS
@@ -28,7 +29,7 @@ from trainer.storage.rollout_file import RunError
 from trainer.storage.rollout_line import BlobFolder as Blobs
 from trainer.storage.rollout_line import load_rollout
 from trainer.storage.run_files import METRICS_FILE as METRICS
-from trainer.storage.run_files import RUN_INFO_FILE, SuccessCriterion, find_run_folder, read_run_info
+from trainer.storage.run_files import RUN_INFO_FILE, find_run_folder, read_run_info
 from trainer.storage.run_status import read_status
 from trainer.storage.token_credit import CreditReader
 from trainer.train.alarms import Alarms

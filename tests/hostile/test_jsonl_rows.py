@@ -13,9 +13,10 @@ from gateway.line_file import iterate_lines
 from gateway.tape.tape_file import load_tape
 from mtrl_plugins.web.rollout_index import RolloutIndex
 from mtrl_plugins.web.runs import ViewedRun
+from mtrl_plugins.web.success_criterion import SuccessCriterion
 from trainer.data.tasks import load_rows
 from trainer.storage.rollout_file import ROLLOUTS_FILE, Rollouts, RunError
-from trainer.storage.run_files import SuccessCriterion, read_metrics
+from trainer.storage.run_files import read_metrics
 from trainer.storage.token_credit import CREDITS_FILE, CreditReader
 
 GIGABYTE = 1 << 30

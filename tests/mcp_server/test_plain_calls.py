@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -14,6 +16,8 @@ from starlette.types import Message
 
 from gateway.mcp_server import plain_calls
 from gateway.tool_table import Source
+from gateway.toolset import Session, ToolsetWrapper
+from gateway.types import Task
 from tests.mcp_server.clients import native_source, serve_gateway
 from tests.toolset_conformance.sample_tools import sample_sources
 from tests.waiting import PATIENCE_S, wait_until
@@ -101,26 +105,66 @@ async def post_call_accepting(http: httpx2.AsyncClient, url: str, accept: str) -
     return await http.post(url, content=json.dumps({"jsonrpc": "2.0"}), headers=headers)
 
 
-async def test_the_call_of_a_client_that_disconnects_is_cancelled() -> None:
+async def hang(states: list[str]) -> None:
+    states.append("started")
+    try:
+        await anyio.sleep_forever()
+    finally:
+        states.append("ended")
+
+
+class SlowToOpen(ToolsetWrapper):
+    """A toolset whose sessions never open."""
+
+    states: list[str]
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Session]:
+        await hang(self.states)
+        yield  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("is_opening", [False, True], ids=["running", "opening"])
+async def test_the_call_of_a_client_that_disconnects_is_cancelled(is_opening: bool) -> None:
     states: list[str] = []
-
-    def make_sources() -> Sequence[Source]:
-        async def hang() -> None:
-            """Never answers."""
-            states.append("started")
-            try:
-                await anyio.sleep_forever()
-            finally:
-                states.append("ended")
-
-        return [native_source(hang)]
-
-    async with serve_gateway(make_sources) as (url, _):
+    async with serve_gateway(partial(hanging_sources, states, is_opening=is_opening)) as (url, _):
         async with httpx2.AsyncClient(timeout=PATIENCE_S) as http, anyio.create_task_group() as tasks:
-            tasks.start_soon(post_call, http, url, "hang", {})
+            tasks.start_soon(post_call, http, url, "tool", {})
             await wait_until(lambda: "started" in states)
             tasks.cancel_scope.cancel()
         await wait_until(lambda: "ended" in states)
+
+
+def hanging_sources(states: list[str], *, is_opening: bool = False) -> Sequence[Source]:
+    async def tool() -> None:
+        """Never answers."""
+        await hang(states)
+
+    source = native_source(tool)
+    if is_opening:
+        source.toolset = SlowToOpen(source.toolset)
+        source.toolset.states = states
+    return [source]
+
+
+async def test_a_call_whose_session_is_closed_is_answered() -> None:
+    states: list[str] = []
+    answers: list[Any] = []
+
+    async def call(http: httpx2.AsyncClient, url: str) -> None:
+        answers.append(await post_call(http, url, "tool", {}))
+
+    async with (
+        serve_gateway(partial(hanging_sources, states)) as (url, gateway),
+        httpx2.AsyncClient(timeout=PATIENCE_S) as http,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(call, http, url)
+        await wait_until(lambda: "started" in states)
+        for session in list(gateway.sessions.values()):
+            await session.close()
+    [(status, answer)] = answers
+    assert status == 200 and answer["result"]["_meta"]["mtrl/outcome"] == "cancelled"
 
 
 async def test_a_long_call_is_pinged_and_answered_in_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:

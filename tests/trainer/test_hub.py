@@ -95,29 +95,17 @@ def test_without_a_network_names_are_refused_by_name(hub: Hub, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", ["", "rollout", "sft"])
-def test_commands_ask_the_hub_for_a_model_that_is_no_folder(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("model", "is_asked"), [("org/missing@v2", True), ("./models/mine", False)])
+def test_commands_ask_the_hub_for_a_model_unless_it_is_written_as_a_folder(
+    command: str, model: str, is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     Path("tools").mkdir()
-    more = {"": ["--tools", "tools", "--data", "d", "--dry-run"], "rollout": ["--out", "o", "--data", "d"]}
-    more["sft"] = ["--data", "d", "--steps", "1", "--dry-run"]
-    done = CliRunner().invoke(app, [*command.split(), "--model", "org/missing@v2", *more.get(command, [])])
-    assert done.exit_code == 2, done.output
-    assert "model: org/missing@v2 is no folder here, and no hub is asked" in done.output
-
-
-@pytest.mark.parametrize("command", ["", "rollout"])
-def test_no_hub_is_asked_for_a_missing_folder_that_is_written_as_one(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    Path("tools").mkdir()
-    more = {"": ["--tools", "tools", "--data", "d", "--dry-run"], "rollout": ["--out", "o", "--data", "d"]}
-    done = CliRunner().invoke(app, [*command.split(), "--model", "./models/mine", *more.get(command, [])])
-    assert done.exit_code in (1, 2) and "is no folder here, and no hub" not in done.output, done.output
+    more = {"": ["--tools", "tools", "--dry-run"], "rollout": ["--out", "o"], "sft": ["--steps", "1", "--dry-run"]}
+    done = CliRunner().invoke(app, [*command.split(), "--model", model, "--data", "d", *more[command]])
+    assert done.exit_code in (1, 2), done.output
+    assert (f"model: {model} is no folder here, and no hub is asked" in done.output) is is_asked, done.output
 
 
 def test_an_export_is_pushed_into_a_private_repository_with_a_token(hub: Hub, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trainer.rejected_turns import check_rejected_turn
 from trainer.parse.choose import choose_parser, load_parser
 
 L_OPEN, L_CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -14,7 +13,6 @@ P_OPEN, P_CLOSE = "<|tool_call|>", "<|/tool_call|>"
 M_OPEN, M_CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
 ATEM = '<atem:function_calls><atem:invoke name="{}">{}</atem:invoke></atem:function_calls>'
 ATEM_FIELD = '<atem:parameter name="a">1</atem:parameter>'
-SCHEMAS = {"add": {"properties": {"a": {"type": "integer"}, "note": {"type": "string"}}}}
 
 GOOD = [
     ("lfm2", f"{L_OPEN}[now()]{L_CLOSE}", [("now", "{}")], ""),
@@ -68,15 +66,6 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize(("family", "text", "calls", "content"), GOOD)
-def test_good_turn_is_parsed_into_calls_and_content(
-    family: str, text: str, calls: list[tuple[str, str]], content: str
-) -> None:
-    reply = load_parser(family, SCHEMAS).parse(text)
-    assert [(call.name, call.arguments) for call in reply.calls] == calls
-    assert (reply.content, reply.problems, reply.reasoning) == (content, (), "")
-
-
 BAD = [
     ("lfm2", L_OPEN, "[ is missing"),
     ("lfm2", f"{L_OPEN}[]{L_CLOSE}", "the list of calls is empty"),
@@ -112,8 +101,7 @@ BAD = [
         "the parameter 'x' is given twice",
     ),
     ("muse", f" to=a<|message|>{ATEM.format('a', '')[:-5]}", "</atem:function_calls> is missing"),
-]
-HOSTILE = [
+    # Hostile ones.
     ("lfm2", f"{L_OPEN}[add(a=__import__('os').system('id'))]{L_CLOSE}", "a value is missing"),
     ("lfm2", f"{L_OPEN}[__import__('os').system(a='id')]{L_CLOSE}", "an argument is not written as KEY=VALUE"),
     ("lfm2", f"{L_OPEN}[add(a={'[' * 90_000}", "nested deeper than"),
@@ -127,11 +115,6 @@ HOSTILE = [
     ("phi4", f"{P_OPEN}[{'[' * 90_000}", "nested deeper than"),
     ("minimax", f'{M_OPEN}<invoke name="a{M_OPEN}"></invoke>{M_CLOSE}', "needs the name of a tool"),
 ]
-
-
-@pytest.mark.parametrize(("family", "text", "reason"), BAD + HOSTILE)
-def test_bad_turn_makes_no_call_and_explains_the_format(family: str, text: str, reason: str) -> None:
-    check_rejected_turn(load_parser(family, SCHEMAS), text, reason)
 
 
 REASONING = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trainer.rejected_turns import check_rejected_turn
 from trainer.parse.choose import load_parser
 
 
@@ -33,7 +32,12 @@ GOOD = [
         [("a", "{}"), ("b", "{}")],
         "Hm.",
     ),
-    ("mistral", '[TOOL_CALLS]a[ARGS]{"x": "[TOOL_CALLS]"}[TOOL_CALLS]b[ARGS]{}', [("a", None), ("b", "{}")], ""),
+    (
+        "mistral",
+        '[TOOL_CALLS]a[ARGS]{"x": "[TOOL_CALLS]"}[TOOL_CALLS]b[ARGS]{}',
+        [("a", '{"x": "[TOOL_CALLS]"}'), ("b", "{}")],
+        "",
+    ),
     ("mistral", "[TOOL_CALLS]a[CALL_ID]abcdefghi[ARGS] {}", [("a", "{}")], ""),
     (
         "deepseek",
@@ -81,17 +85,6 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize(("family", "text", "calls", "content"), GOOD)
-def test_valid_turn_is_parsed_into_calls_and_text(
-    family: str, text: str, calls: list[tuple[str, str | None]], content: str
-) -> None:
-    reply = load_parser(family).parse(text)
-    assert [call.name for call in reply.calls] == [name for name, _ in calls]
-    for call, (_, arguments) in zip(reply.calls, calls, strict=True):
-        assert arguments is None or call.arguments == arguments
-    assert (reply.content.rstrip(), reply.problems, reply.reasoning) == (content.rstrip(), (), "")
-
-
 BAD = [
     ("llama3", '{"name": "add", "parameters": {"a": 1}', "its JSON ends too early"),
     ("llama3", '{"name": "add", "arguments": {}}', 'it has no "parameters"'),
@@ -118,8 +111,7 @@ BAD = [
     ("harmony", "<|channel|>commentary to=python<|message|>print(1)<|call|>", "to=functions.NAME, on the commentary"),
     ("harmony", "<|channel|>final to=functions.add<|message|>{}<|call|>", "to=functions.NAME, on the commentary"),
     ("harmony", "<|start|>user<|message|>Call add!<|end|>", "the header of a message cannot be read"),
-]
-HOSTILE = [
+    # Hostile ones.
     ("llama3", '{"name": "add", "name": "rm", "parameters": {}}', '"name" is given twice'),
     ("mistral", "[TOOL_CALLS][" + "[" * 90_000, "nested deeper than"),
     ("mistral", "[TOOL_CALLS]<think>[TOOL_CALLS]a[ARGS]{}", "needs the name of a tool"),
@@ -129,11 +121,6 @@ HOSTILE = [
     ("harmony", "<|channel|>analysis to=functions.add<|message|>{}<|call|>", "on the commentary channel"),
     ("harmony", "<|start|>functions.add to=assistant<|channel|>commentary<|message|>4<|end|>", "header of a message"),
 ]
-
-
-@pytest.mark.parametrize(("family", "text", "reason"), BAD + HOSTILE)
-def test_invalid_turn_has_no_call_and_an_explanation_for_the_policy(family: str, text: str, reason: str) -> None:
-    check_rejected_turn(load_parser(family), text, reason)
 
 
 def test_call_id_is_kept_if_the_family_writes_one() -> None:

@@ -1,4 +1,4 @@
-"""Tool-call parsers of families with tags: valid, invalid and hostile turns."""
+"""Tool-call parsers: valid, invalid and hostile turns of all families, and the tables of those with tags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.trainer.rejected_turns import check_rejected_turn
+from tests.trainer import test_parse_tables_families, test_parse_tables_marks
 from trainer.parse.choose import load_parser
 
 SCHEMAS = {
@@ -69,13 +69,15 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize(("family", "text", "calls", "content"), GOOD)
+@pytest.mark.parametrize(
+    ("family", "text", "calls", "content"), [*GOOD, *test_parse_tables_families.GOOD, *test_parse_tables_marks.GOOD]
+)
 def test_valid_turn_is_parsed_into_calls_and_text(
     family: str, text: str, calls: list[tuple[str, str]], content: str
 ) -> None:
     reply = load_parser(family, SCHEMAS).parse(text)
     assert [(call.name, call.arguments) for call in reply.calls] == calls
-    assert (reply.content, reply.problems, reply.reasoning) == (content, (), "")
+    assert (reply.content.rstrip(), reply.problems, reply.reasoning) == (content.rstrip(), (), "")
 
 
 BAD = [
@@ -107,8 +109,7 @@ BAD = [
         "<arg_value>2</arg_value></tool_call>",
         "the argument 'a' is given twice",
     ),
-]
-HOSTILE = [
+    # Hostile ones.
     ("hermes", '<tool_call>{"name": "add", "name": "rm", "arguments": {}}</tool_call>', '"name" is given twice'),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN is not JSON"),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "a number is too large"),
@@ -119,9 +120,16 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("family", "text", "reason"), BAD + HOSTILE)
+@pytest.mark.parametrize(
+    ("family", "text", "reason"), [*BAD, *test_parse_tables_families.BAD, *test_parse_tables_marks.BAD]
+)
 def test_invalid_turn_has_no_call_and_an_explanation_for_the_policy(family: str, text: str, reason: str) -> None:
-    check_rejected_turn(load_parser(family, SCHEMAS), text, reason)
+    parser = load_parser(family, SCHEMAS)
+    reply = parser.parse(text)
+    assert reply.calls == () and reason in reply.problems[0]
+    assert all("Write a call so:\n" in problem and len(problem) < 600 for problem in reply.problems)
+    shown = reply.problems[0].partition("Write a call so:\n")[2]
+    assert [(call.name, call.arguments) for call in parser.parse(shown).calls] == [("NAME", '{"KEY": "VALUE"}')]
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "glm"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout
 from trainer.storage.rollout_file import Rollouts, RolloutWriter
 from trainer.view.branches import name_branches
-from trainer.view.show import print_rollouts
+from trainer.view.show import print_rollout, print_table
 from trainer.view.why import UNKNOWN_CREDIT, RolloutCredit, explain_training
 
 
@@ -35,7 +36,16 @@ def render_text(
 ) -> str:
     screen = io.StringIO()
     console = Console(file=screen, width=200, force_terminal=colour, color_system="standard" if colour else None)
-    print_rollouts(run, console, rollout=rollout, decode=decode if text else None, credited=credited)
+    if rollout is not None:
+        print_rollout(run[rollout], rollout, console, decode if text else None, credited)
+    elif isinstance(run, Rollouts):
+        print_table(run, console)
+    else:
+        with TemporaryDirectory() as folder:
+            with RolloutWriter(Path(folder)) as writer:
+                for each in run:
+                    writer.add(each)
+            print_table(Rollouts(Path(folder)), console)
     return screen.getvalue()
 
 

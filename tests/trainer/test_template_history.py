@@ -35,19 +35,12 @@ def asked(template: Template, ledger: Ledger, after: tuple[Message, ...] = AFTER
     return ledger + Entry(Author.FEEDBACK, ids, after)
 
 
-def test_inference_history_starts_a_new_ledger_when_reasoning_is_dropped() -> None:
-    template = make_template(FAMILIES["qwen3"], Settings(history="inference_template"))
-    ledger = _ledger(template, ("Hm.", "A gnu."))
-    ids = template.rerender_prompt(asked(template, ledger))
-    assert ids is not None and ids == template.encode_prompt([*ledger.messages, *AFTER])
-    text = template.tokenizer.decode(ids)
-    assert "A gnu." in text and "Hm." not in text
-
-
 def test_new_ledger_is_the_full_render() -> None:
     template = make_template(FAMILIES["qwen3"], Settings(history="inference_template"))
     before = asked(template, _ledger(template, ("Hm.", "A gnu.")))
-    ledger = Ledger((Entry(Author.TASK, template.rerender_prompt(before) or (), before.messages),))
+    prompt = template.rerender_prompt(before)
+    assert prompt == template.encode_prompt(before.messages)
+    ledger = Ledger((Entry(Author.TASK, prompt, before.messages),))
     ids = template.tokenizer.encode("<think>\nSo.\n</think>\n\nBecause.<|im_end|>")
     turn = {**text_turn("Because."), "reasoning_content": "So."}
     ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), finish_reason="stop")

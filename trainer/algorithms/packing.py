@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gateway.errors import OperatorError
 from gateway.types import Image
 from trainer.ledger import Experts, MediaSpan, no_experts
 
@@ -77,7 +78,7 @@ def sum_to_go(values_N: Tensor, sequence_N: Tensor, discount: float = 1.0) -> Te
 REMEDY = "start again with a lower `update.lr`; `--model RUN/checkpoints/STEP` starts from weights that were still fine"
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(OperatorError):
     """NaN or infinity where a number is needed."""
 
     def __init__(self, problem: str) -> None:

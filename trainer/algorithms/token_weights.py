@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from gateway.errors import ConfigError, UserCodeError, format_error, safe_repr
+from gateway.errors import ConfigError, OperatorError, UserCodeError, format_error, safe_repr
 from gateway.user_code import UserCode
 from trainer.ledger import Ledger
 from trainer.load_plugin import load_plugin
@@ -25,7 +25,7 @@ MAX_EXCERPT = 500
 REMEDY = "fix that function, then continue with --resume from the last saved step"
 
 
-class TokenWeightError(ValueError):
+class TokenWeightError(OperatorError):
     """A user's function returned no valid weights. The step is not made, and no weight changes."""
 
     def __init__(self, problem: str) -> None:

@@ -14,21 +14,8 @@ from shlex import quote
 import typer
 
 from gateway.disk_errors import FULL_ERRNOS, READ_ONLY_ERRNOS, write_error_remedy
-from gateway.errors import ConfigError, ConfigErrors, GatewayError, unwrap_error
+from gateway.errors import ConfigError, ConfigErrors, OperatorError, unwrap_error
 from gateway.types import EMPTY
-
-OPERATOR_ERRORS = (
-    ("trainer.engine.base", "EngineError"),
-    ("trainer.storage.rollout_file", "RunError"),
-    ("trainer.template.errors", "TemplateError"),
-    ("trainer.model", "ModelError"),
-    ("trainer.algorithms.packing", "NotFiniteError"),
-    ("trainer.algorithms.token_weights", "TokenWeightError"),
-    ("trainer.policy.settings", "PolicyError"),
-    ("trainer.train.checkpoint", "CheckpointError"),
-    ("trainer.train.train_loop", "NothingScoredError"),
-)
-"""Errors whose messages say how to fix them; looked up only in modules that are already imported."""
 
 PATH_ERRNOS = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP,
@@ -66,7 +53,7 @@ def report_errors(*extra: type[Exception], stopped: Callable[[], str] = describe
             remedy = write_error_remedy(folder, cause, "or name another folder with --out")
             cause = ConfigError(f"cannot be written ({cause.strerror})", file=file, remedy=remedy)
         cause = _explain_path_error(cause)
-        if not isinstance(cause, (*_operator_error_types(), *extra)):
+        if not isinstance(cause, (OperatorError, *extra)):
             raise
         sys.stderr.write(f"mtrl-train: {_add_location(cause)}\n")
         raise typer.Exit(getattr(cause, "exit_code", 2)) from None
@@ -107,8 +94,3 @@ def _add_location(error: BaseException) -> BaseException:
         return error
     located = ConfigError(error.problem, file=file, field=error.field, remedy=error.remedy)
     return located if ConfigError.locate(file, error.field) else error
-
-
-def _operator_error_types() -> tuple[type[BaseException], ...]:
-    modules = ((sys.modules.get(module), name) for module, name in OPERATOR_ERRORS)
-    return (GatewayError, *(getattr(module, name) for module, name in modules if module is not None))

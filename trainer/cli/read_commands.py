@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import ConfigError, OperatorError
 from trainer.cli.errors import report_errors
 from trainer.cli.options import RUN_PANEL, RunFolder, app
 
@@ -27,15 +27,15 @@ def show(
 
     from trainer.storage.rollout_file import Rollouts
     from trainer.storage.token_credit import CreditReader
-    from trainer.view.show import print_rollouts as print_run
+    from trainer.view.show import print_rollout, print_table
     from trainer.view.why import RolloutCredit
 
     with report_errors(IndexError):
         rollouts = Rollouts(run)
         if rollout is None:
-            return print_run(rollouts, Console())
+            return print_table(rollouts, Console())
         credited = RolloutCredit.load(rollouts[rollout], CreditReader(run))
-        print_run(rollouts, Console(), rollout=rollout, decode=_load_decoder(run), credited=credited)
+        print_rollout(rollouts[rollout], rollout, Console(), _load_decoder(run), credited)
 
 
 @app.command(rich_help_panel=RUN_PANEL)
@@ -84,11 +84,10 @@ def compare(
 def _load_decoder(run: Path) -> Any:
     """The decode function of the run's tokenizer; None if the model is gone."""
     from trainer.setup import load_template
-    from trainer.template import TemplateError
 
     try:
         return load_template(*_read_model_and_template(run)).tokenizer.decode
-    except (GatewayError, TemplateError) as error:
+    except OperatorError as error:
         sys.stderr.write(f"mtrl-train: shown without text: {error}\n")
         return None
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from json import dumps
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -333,7 +334,7 @@ def evaluate(
                 changed = load_settings(TrainSettings, None, saved, overrides=words), words
             comparison = await compare_run(run, rows, data, console, changed=changed)
         if json:
-            sys.stdout.write(comparison.json + "\n")
+            sys.stdout.write(dumps(comparison.summary) + "\n")
         else:
             Console().print(comparison.table)
 

@@ -208,6 +208,22 @@ MAX_ROW_ERRORS = 20
 """Invalid rows that are listed; further ones are only counted."""
 
 
+def require_valid(rows: RowSource, check: Callable[[int], object]) -> None:
+    """Checks each row by its number. Raises ConfigErrors with all that is wrong."""
+    if not len(rows):
+        raise ConfigError("has no rows", file=rows.name, remedy="write some")
+    errors: list[ConfigError] = []
+    for number in range(len(rows)):
+        try:
+            check(number)
+        except ConfigError as error:
+            errors.append(error)
+    if more := len(errors[MAX_ROW_ERRORS:]):
+        errors[MAX_ROW_ERRORS:] = [ConfigError(f"{more} more rows are invalid", file=rows.name)]
+    if errors:
+        raise ConfigErrors(errors)
+
+
 def load_rows(
     source: str | Path | Iterable[Row],
     *,
@@ -274,21 +290,8 @@ class RowTasks(LazyTasks):
         return replace(task, id=id, session_task=replace(task.session_task, id=id))
 
     def _check_all(self) -> None:
-        if not len(self):
-            raise ConfigError("has no rows", file=self.name, remedy="write a row for each task")
-        errors: list[ConfigError] = []
         seen: dict[str, tuple[int, int]] = {}
-        invalid_rows = 0
-        for number in range(len(self)):
-            try:
-                self._check_row(number, seen)
-            except ConfigError as error:
-                invalid_rows += 1
-                errors += [error] if invalid_rows <= MAX_ROW_ERRORS else []
-        if invalid_rows > MAX_ROW_ERRORS:
-            errors.append(ConfigError(f"{invalid_rows - MAX_ROW_ERRORS} more rows are invalid", file=self.name))
-        if errors:
-            raise ConfigErrors(errors)
+        require_valid(self._rows, lambda number: self._check_row(number, seen))
 
     def _check_row(self, number: int, seen: dict[str, tuple[int, int]]) -> None:
         """Reads a row, and records its id's first row and count; ids in the data must be unique."""

@@ -18,7 +18,7 @@ from gateway.types import Task as SessionTask
 from gateway.types import ToolSpec
 from trainer.data.dataset import RowSource, open_rows
 from trainer.data.row_media import Row, RowMedia
-from trainer.data.tasks import MAX_ROW_ERRORS, LazyTasks
+from trainer.data.tasks import MAX_ROW_ERRORS, LazyTasks, require_valid
 from trainer.ledger import BRANCH, OFFERED, Author, Ledger, Message
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import BaseRolloutSettings
@@ -91,18 +91,7 @@ class RowTraces(LazyTasks):
 
     def __init__(self, rows: RowSource, media: RowMedia, system: str, options: TraceOptions) -> None:
         self._rows, self._media, self._system, self._options = rows, media, system, options
-        if not len(rows):
-            raise ConfigError("has no rows", file=rows.name, remedy="write a row for each trace")
-        errors: list[ConfigError] = []
-        for number in range(len(rows)):
-            try:
-                self._read(number)
-            except ConfigError as error:
-                errors.append(error)
-        if errors:
-            more = len(errors) - MAX_ROW_ERRORS
-            rest = [ConfigError(f"{more} more rows are invalid", file=rows.name)] if more > 0 else []
-            raise ConfigErrors([*errors[:MAX_ROW_ERRORS], *rest])
+        require_valid(rows, self._read)
 
     def __len__(self) -> int:
         return len(self._rows)

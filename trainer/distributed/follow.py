@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks
 from trainer.distributed.end_stuck_rank import FollowerWatch
 from trainer.distributed.errors import ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions
-from trainer.distributed.rank_commands import Command, FollowerChannel, read_batch, read_images
+from trainer.distributed.rank_commands import Command, FollowerChannel, read_batch
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment, detect_environment
 from trainer.distributed.rank_failures import describe_failure, print_failure
 from trainer.distributed.rank_output import copy_output, rank_log
@@ -117,7 +118,8 @@ class Follower:
         self._updater.train_step(read_batch(command.content))
 
     def _compute_logprobs(self, command: Command) -> None:
-        self.policy.compute_logprobs(command.arguments["ids"], read_images(command.arguments["images"]))
+        images = pickle.loads(command.content)  # noqa: S301 - as in `read_batch`
+        self.policy.compute_logprobs(command.arguments["ids"], images)
 
 
 def follow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from trainer.distributed.connect_ranks import LocalRanks, ProcessGroupRanks, con
 from trainer.distributed.end_stuck_rank import LeaderWatch
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
-from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel, write_batch, write_images
+from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel, write_batch
 from trainer.distributed.rank_environment import detect_environment
 from trainer.distributed.rank_failures import is_connection_error
 from trainer.distributed.rank_output import copy_output, rank_log
@@ -82,7 +83,7 @@ class LeadPolicy(ShardedPolicy):
         return ShardedWeights(self.channel, self)
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
-        with self.channel.command("logprobs", {"ids": list(ids), "images": write_images(images)}):
+        with self.channel.command("logprobs", {"ids": list(ids)}, pickle.dumps(list(images))):
             return super().compute_logprobs(ids, images)
 
     def save(self, folder: Path) -> Callable[[], Mapping[str, str]]:

@@ -13,14 +13,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from trainer.algorithms.packing import NotFiniteError
+from gateway.errors import OperatorError
 from trainer.distributed.watchdog import Stage, find_place
-from trainer.model import ModelError
 from trainer.policy.memory_plan import is_out_of_memory
 from trainer.policy.settings import PolicyError
 
 FAILURE_KEY, ANY_FAILURE_KEY = "failure/{}", "failed"
-OPERATOR_ERRORS = (PolicyError, ModelError, NotFiniteError)
 MEMORY_REMEDY = (
     "lower `update.micro_batch_tokens`, set `update.gradient_checkpointing: true`, or use more ranks, and continue with"
     " --resume; or lower `limits.rollout_tokens` in another run"
@@ -51,7 +49,7 @@ def name_rank(rank: int) -> str:
 
 def describe_failure(rank: int, error: Exception) -> RankFailure:
     """An error of this rank in words."""
-    problem, remedy, is_unexpected = str(error), None, not isinstance(error, OPERATOR_ERRORS)
+    problem, remedy, is_unexpected = str(error), None, not isinstance(error, OperatorError)
     if isinstance(error, PolicyError):
         problem, remedy = error.problem, error.remedy
     elif is_out_of_memory(error):

@@ -9,6 +9,7 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
+from gateway.errors import OperatorError
 from gateway.types import Image
 from trainer.ledger import Experts, VersionRuns
 
@@ -168,7 +169,7 @@ NOT_FINITE = "logits are not finite"
 """In the message of an engine whose weights are broken: the same weights will fail again."""
 
 
-class EngineError(Exception):
+class EngineError(OperatorError):
     """The engine failed, not the policy: the rollout ends with a stop reason of its own and is not scored."""
 
 

@@ -18,7 +18,7 @@ from trainer.algorithms.packing import TopLogprobs
 from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
-from trainer.policy.logprobs import LogprobReader, Logprobs, PassPlan, Reference, language_model_of
+from trainer.policy.logprobs import LogprobReader, Logprobs, Reference, language_model_of
 from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
     LR_RATIO,
@@ -129,20 +129,6 @@ class Policy:
     @property
     def device(self) -> torch.device:
         return device_of(self.model)
-
-    def compute_batch_logprobs(  # noqa: PLR0913
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        temperature: float = 1.0,
-        images: Sequence[Image] = (),
-        plan: PassPlan | None = None,
-        others_TK: Tensor | None = None,
-    ) -> Logprobs:
-        """Computes the logprobs of the selected tokens of packed sequences, and of others in their place."""
-        inputs = ids_T, sequence_T, selected_T, temperature, images, plan, others_TK
-        return self.logprob_reader.compute_batch_logprobs(*inputs)
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
         """Computes the logprob of each id but the first, for comparison with an engine."""
@@ -269,32 +255,15 @@ class WithoutAdapters:
     """The policy with its adapters disabled: the reference of a LoRA run."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self._reader = policy.logprob_reader
 
-    def compute_batch_logprobs(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        temperature: float = 1.0,
-        images: Sequence[Image] = (),
-        plan: PassPlan | None = None,
-    ) -> Logprobs:
-        with lora.adapters_disabled(self._policy.model):
-            return self._policy.compute_batch_logprobs(ids_T, sequence_T, selected_T, temperature, images, plan)
+    def compute_batch_logprobs(self, *inputs: Any, **options: Any) -> Logprobs:
+        with lora.adapters_disabled(self._reader.model):
+            return self._reader.compute_batch_logprobs(*inputs, **options)
 
-    def compute_top_logprobs(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        top: int,
-        temperature: float = 1.0,
-        images: Sequence[Image] = (),
-    ) -> TopLogprobs:
-        with lora.adapters_disabled(self._policy.model):
-            reader = self._policy.logprob_reader
-            return reader.compute_top_logprobs(ids_T, sequence_T, selected_T, top, temperature, images)
+    def compute_top_logprobs(self, *inputs: Any, **options: Any) -> TopLogprobs:
+        with lora.adapters_disabled(self._reader.model):
+            return self._reader.compute_top_logprobs(*inputs, **options)
 
 
 def select_trained_weights(

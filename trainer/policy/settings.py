@@ -7,9 +7,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
+from gateway.errors import OperatorError
 
 
-class PolicyError(Exception):
+class PolicyError(OperatorError):
     """A step that cannot be made, or a state that cannot be loaded. No weight has changed."""
 
     def __init__(self, problem: str, remedy: str) -> None:

@@ -368,7 +368,7 @@ class PolicyUpdater:
         if self._ranks.size == 1 and not self._proximal and not bool(micro_batch.batch.fresh_T.any()):
             return micro_batch
         plan = self._plan(micro_batch.on_host)
-        old_T = recompute_logprobs(micro_batch.batch, self._policy, self._temperature, plan)
+        old_T = recompute_logprobs(micro_batch.batch, self._policy.logprob_reader, self._temperature, plan)
         return replace(micro_batch, batch=micro_batch.batch.with_old_logprobs(old_T, self._proximal))
 
     def _accumulate_gradient(
@@ -390,7 +390,9 @@ class PolicyUpdater:
             inputs = batch.ids_T, batch.sequence_T, batch.trained_T
             with self._report_layers(len(batch.ids_T)):
                 others = {"others_TK": batch.ref_top.ids_TK.to(batch.ids_T)} if batch.ref_top else {}
-                new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images, plan, **others)
+                new = self._policy.logprob_reader.compute_batch_logprobs(
+                    *inputs, self._temperature, batch.images, plan, **others
+                )
                 if is_single_step:
                     batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)
                 part = compute_loss(new.logprobs_T, batch, advantages.totals, algorithm, new.entropy_T, new.top_TK)

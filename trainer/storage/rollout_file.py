@@ -23,6 +23,7 @@ from threading import Lock
 from typing import BinaryIO, Self, TypeVar, overload
 
 from gateway.disk_errors import describe_write_error, require_linked, sync_path
+from gateway.errors import OperatorError
 from gateway.line_file import MAX_LINE_BYTES
 from trainer.rollout.rollout import Rollout
 from trainer.storage import token_credit
@@ -63,7 +64,7 @@ def read_offsets(file: Path) -> array[int]:
 ROLLOUTS_FILE = "rollouts.jsonl"
 
 
-class RunError(Exception):
+class RunError(OperatorError):
     """A file of a run is missing, damaged or not writable. The message says which, where, and how to fix it."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from trainer.ledger import Author
-from trainer.rollout.rollout import Rollout, StopReason, total_reward
+from trainer.rollout.rollout import StopReason, total_reward
 from trainer.storage.rollout_line import load_fields
 from trainer.storage.token_credit import GROUP_STEP
 
@@ -67,29 +67,6 @@ class RolloutSummary:
             cached=sum(turn.get("cached", 0) for turn in turns),
             tools=Counter(call[1] for turn in turns for call in turn.get("calls", ())),
             outcomes=Counter(outcome for entry in entries for outcome in entry.get("outcomes", ())),
-        )
-
-    @classmethod
-    def from_rollout(cls, rollout: Rollout) -> Self:
-        """The summary of a rollout in memory."""
-        ledgers, turns = rollout.ledgers, rollout.turns
-        return cls(
-            task=rollout.task,
-            group=rollout.group,
-            index=rollout.index,
-            step=rollout.step,
-            stop=rollout.stop,
-            reason=rollout.reason,
-            kind=rollout.kind,
-            rewards=rollout.rewards,
-            reward=rollout.reward,
-            turns=len(turns),
-            tokens=sum(map(len, ledgers)),
-            written=sum(len(turn.ids) for turn in turns),
-            asked=sum(ledger.prompt_tokens for ledger in ledgers),
-            cached=sum(ledger.cached_tokens for ledger in ledgers),
-            tools=Counter(call.name for turn in turns for call in turn.calls),
-            outcomes=Counter(str(outcome) for ledger in ledgers for entry in ledger for outcome in entry.outcomes),
         )
 
 

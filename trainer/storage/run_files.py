@@ -14,15 +14,17 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from gateway.disk_errors import describe_write_error, require_linked, write_atomically
+from pydantic import BaseModel
+
+from gateway.disk_errors import describe_write_error, write_atomically
+from gateway.errors import ConfigError
 from gateway.line_file import FileLine, iterate_lines, parse_json_line
-from trainer.storage.rollout_file import RunError, resume_hint, warn_once
+from trainer.storage.rollout_file import RunError, append_line, resume_hint, warn_once
 
 RUN_NAMES = frozenset({
     "run.json", "metrics.jsonl", "progress.json", "rollouts.jsonl", "rollouts.jsonl.index", "credits.jsonl",
@@ -34,6 +36,7 @@ RUN_NAMES = frozenset({
 log = logging.getLogger(__name__)
 
 RUN_INFO_FILE = "run.json"
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def find_run_folder(folder: Path) -> Path:
@@ -50,6 +53,25 @@ def read_run_info(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}
+
+
+def load_run_settings(run: Path, kind: type[Settings], command: str) -> Settings:
+    """The settings that a run was made with. `command` is what makes such runs."""
+    try:
+        info = json.loads((run / RUN_INFO_FILE).read_text(encoding="utf-8"))
+        return kind.model_validate(info["settings"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        problem, remedy = f"not a training run ({type(error).__name__})", f"name a folder that `{command} --out` made"
+        raise ConfigError(problem, file=run, remedy=remedy) from error
+
+
+def write_json(file: Path, value: object, remedy: str) -> None:
+    """Writes a file of a run, whole or not at all. Raises RunError with what to do next."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, (json.dumps(value, indent=2) + "\n").encode())
+    except OSError as error:
+        raise RunError(describe_write_error(file, error, remedy)) from error
 
 
 METRICS_FILE = "metrics.jsonl"
@@ -132,17 +154,8 @@ class MetricsWriter:
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a step's metrics. Raises RunError, with nothing appended, if the disk is full."""
-        rest = memoryview(dump_metrics(step, metrics))
         with self._report_write_errors():
-            start = self._file.seek(0, 2)
-            try:
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-                require_linked(self._file.fileno(), self.file)
-            except BaseException:  # The next line must not follow half a line.
-                with suppress(OSError):
-                    self._file.truncate(start)
-                raise
+            append_line(self._file, dump_metrics(step, metrics))
 
     def sync(self) -> None:
         """Waits until all lines are on the disk."""
@@ -159,22 +172,3 @@ class MetricsWriter:
 
 def _without_step(metrics: StepMetrics) -> StepMetrics:
     return {name: value for name, value in metrics.items() if name != "step"}
-
-
-@dataclass(frozen=True, slots=True)
-class SuccessCriterion:
-    """When a rollout counts as a success: a reward component and its threshold, from the run's settings."""
-
-    component: str = ""
-    threshold: float = 1.0
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        reward = read_run_info(folder).get("settings", {}).get("reward")
-        components = (reward or {}).get("components")
-        if not components:
-            return cls()
-        return cls(reward.get("success") or next(iter(components)), reward.get("success_at", 1.0))
-
-    def is_success(self, rewards: Mapping[str, float]) -> bool | None:
-        return rewards[self.component] >= self.threshold if self.component in rewards else None

@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from math import isfinite
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Self
+from typing import Self
+
+from pydantic import ConfigDict, TypeAdapter
 
 from gateway.disk_errors import write_atomically
 
@@ -26,13 +27,13 @@ WRITE_S = 1.0
 """The time between two writes."""
 JOIN_TIMEOUT_S = 2.0
 MAX_BYTES = 1 << 16
-MAX_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
     """A run at one moment. Times are in seconds, None where nothing is known yet."""
 
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
     step: int = 0
     steps: int = 0
     """Steps of the training; 0 for an evaluation, or rollouts without training."""
@@ -61,6 +62,9 @@ class RunStatus:
     slowest_p95_s: float | None = None
 
 
+READ = TypeAdapter(RunStatus)
+
+
 def write_status(folder: Path, status: RunStatus) -> None:
     """Writes a run's status. It is not worth a wait for the disk."""
     write_atomically(folder / STATUS_FILE, json.dumps(asdict(status)).encode(), sync=False)
@@ -71,24 +75,10 @@ def read_status(folder: Path) -> tuple[RunStatus, float] | None:
     file = folder / STATUS_FILE
     try:
         with file.open("rb") as stream:
-            values = json.loads(stream.read(MAX_BYTES))
-        age_s = max(0.0, time.time() - file.stat().st_mtime)
-    except (OSError, ValueError, RecursionError):
+            status = READ.validate_json(stream.read(MAX_BYTES))
+        return status, max(0.0, time.time() - file.stat().st_mtime)
+    except (OSError, ValueError):
         return None
-    if not isinstance(values, dict):
-        return None
-    return RunStatus(
-        **{field.name: _convert(field.default, values.get(field.name)) for field in fields(RunStatus)}
-    ), age_s
-
-
-def _convert(default: Any, value: Any) -> Any:
-    """The value if it is of its field's type, else the default."""
-    if isinstance(default, str):
-        return value[:MAX_CHARS] if isinstance(value, str) else default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        return default
-    return int(value) if isinstance(default, int) else float(value)
 
 
 class StatusFile:

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from gateway.disk_errors import require_same_folder, sync_path, write_atomically, write_error_reason, write_error_remedy
+from gateway.errors import OperatorError
 from trainer.policy.memory_parts import GIB, count_adapter_parameters, load_meta_model
 from trainer.policy.settings import PolicyError, UpdateSettings
 from trainer.storage.rollout_file import resume_hint
@@ -99,7 +100,7 @@ UNFINISHED = ".writing"
 """How the names of folders begin that are being written."""
 
 
-class CheckpointError(Exception):
+class CheckpointError(OperatorError):
     """A checkpoint that cannot be written or read. The message says what, where, and how to fix it."""
 
 

@@ -32,7 +32,7 @@ from trainer.train.reporters import import_packages
 from trainer.train.run_folder import require_own_folder
 from trainer.train.settings import TrainSettings
 from trainer.view.progress import show_warm_start
-from trainer.view.show import print_rollouts
+from trainer.view.show import print_rollout
 
 GRADES: tuple[Grade, ...] = ("wrong", "note", "ok")
 """In the order in which findings are printed."""
@@ -68,7 +68,7 @@ async def dry_run(settings: TrainSettings, console: Console, *, verbose: bool = 
             console.print_json(job.settings.model_dump_json())
         if rollout is not None:
             show(f"\n{ROLLOUT_HEADING}")
-            print_rollouts([rollout], console, rollout=0, decode=job.template.tokenizer.decode)
+            print_rollout(rollout, 0, console, job.template.tokenizer.decode)
         show(f"\n{verdict}")
         return not wrong
 

@@ -9,6 +9,9 @@ from statistics import fmean
 from trainer.train.checkpoint import measured_value
 from trainer.train.settings import EarlyStopSettings
 
+WINDOW = 5
+"""The steps whose rollouts `early_stop.training` is measured by."""
+
 
 class EarlyStop:
     """Decides after each step whether the run ends before its last one."""
@@ -16,7 +19,7 @@ class EarlyStop:
     def __init__(self, settings: EarlyStopSettings | None, history: Iterable[Mapping[str, float]] = ()) -> None:
         """`history` has the metrics of the steps before the run was resumed."""
         self.settings = settings
-        self._trained: deque[float] = deque(maxlen=settings.window if settings else 1)
+        self._trained: deque[float] = deque(maxlen=WINDOW)
         self._evaluated: float | None = None
         for metrics in history:
             self.add(metrics)
@@ -35,9 +38,9 @@ class EarlyStop:
             return None
         training, evaluation, reasons = self.settings.training, self.settings.evaluation, []
         if training is not None:
-            if len(self._trained) < self.settings.window or fmean(self._trained) < training:
+            if len(self._trained) < WINDOW or fmean(self._trained) < training:
                 return None
-            reasons.append(f"{fmean(self._trained):.1%} of the last {self.settings.window} steps' rollouts succeeded")
+            reasons.append(f"{fmean(self._trained):.1%} of the last {WINDOW} steps' rollouts succeeded")
         if evaluation is not None:
             if self._evaluated is None or self._evaluated < evaluation:
                 return None

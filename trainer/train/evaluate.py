@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
@@ -11,13 +10,13 @@ from functools import partial
 from itertools import count
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio import to_thread
 from rich.console import Console
 from rich.table import Table
 
-from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError
 from trainer.engine.base import CountsTokens, Engine
 from trainer.policy.policy import Policy
@@ -28,8 +27,8 @@ from trainer.rollout.scheduler import Group, Scheduler
 from trainer.rollout.settings import ConcurrencySettings
 from trainer.rollout.task import Task
 from trainer.setup import trust_model
-from trainer.storage.rollout_file import RolloutWriter, RunError
-from trainer.storage.run_files import RUN_INFO_FILE
+from trainer.storage.rollout_file import RolloutWriter
+from trainer.storage.run_files import RUN_INFO_FILE, write_json
 from trainer.storage.run_status import StatusFile, read_status
 from trainer.train.checkpoint import Checkpoint, Checkpoints
 from trainer.train.job import Job, JobObjects, open_job, require_tasks
@@ -196,7 +195,8 @@ class Comparison:
         return {name: found for name in names if (found := self.variants[name].passes(self.tries))}
 
     @property
-    def json(self) -> str:
+    def summary(self) -> dict[str, Any]:
+        """As a JSON value."""
         rates = {name: round(evaluation.all.value, 4) for name, evaluation in self.variants.items()}
         by_kind = {
             kind: {
@@ -209,27 +209,22 @@ class Comparison:
         intervals = {
             name: [round(bound, 4) for bound in evaluation.all.interval] for name, evaluation in self.variants.items()
         }
-        return json.dumps(
-            rates
-            | {
-                "by_kind": by_kind,
-                "intervals": intervals,
-                "paired": {name: comparison.summary for name, comparison in self.paired.items()},
-                "passes": {
-                    name: {
-                        f"{what}{count}": round(value, 4)
-                        for what, each in found.items()
-                        for count, value in each.items()
-                    }
-                    for name, found in self.passes.items()
-                },
-                "tasks": self.tasks,
-                "lost": sum(evaluation.lost for evaluation in self.variants.values()),
-                "held_out": self.is_held_out,
-                "step": self.step,
-                "changes": list(self.changes),
-            }
-        )
+        return rates | {
+            "by_kind": by_kind,
+            "intervals": intervals,
+            "paired": {name: comparison.summary for name, comparison in self.paired.items()},
+            "passes": {
+                name: {
+                    f"{what}{count}": round(value, 4) for what, each in found.items() for count, value in each.items()
+                }
+                for name, found in self.passes.items()
+            },
+            "tasks": self.tasks,
+            "lost": sum(evaluation.lost for evaluation in self.variants.values()),
+            "held_out": self.is_held_out,
+            "step": self.step,
+            "changes": list(self.changes),
+        }
 
     @property
     def table(self) -> Table:
@@ -331,22 +326,17 @@ async def _open_engine(job: Job, policy: Policy | None, out: Path, console: Cons
     folder, log = out / EVALUATION_FOLDER, partial(console.print, markup=False)
     async with job.make_engine(folder, policy, log) as engine, job.open_player(engine, folder, log):
         about = {"model": str(job.model), "settings": job.settings.model_dump(mode="json")}
-        _write(folder / RUN_INFO_FILE, json.dumps(about, indent=2), out)
+        write_json(folder / RUN_INFO_FILE, about, _again(out))
         yield engine
 
 
 def _save_comparison(comparison: Comparison, out: Path) -> Comparison:
-    _write(out / EVALUATION_FOLDER / COMPARISON_FILE, comparison.json, out)
+    write_json(out / EVALUATION_FOLDER / COMPARISON_FILE, comparison.summary, _again(out))
     return comparison
 
 
-def _write(file: Path, text: str, out: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, (text + "\n").encode())
-    except OSError as error:
-        remedy = f"then evaluate again: `mtrl-train eval` of {out}"
-        raise RunError(describe_write_error(file, error, remedy)) from error
+def _again(out: Path) -> str:
+    return f"then evaluate again: `mtrl-train eval` of {out}"
 
 
 def _keep_earlier(folder: Path) -> None:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.disk_errors import describe_write_error
-from gateway.errors import ConfigError, GatewayError
-from trainer.model import ModelError
+from gateway.errors import ConfigError, OperatorError
 from trainer.policy.export_model import has_adapters, write_adapters, write_model
-from trainer.policy.settings import PolicyError
 from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import RUN_INFO_FILE, read_run_info
 from trainer.train.checkpoint import (
@@ -78,7 +76,7 @@ def export_checkpoint(
         run = checkpoint.folder.absolute().parent.parent
         write_card(temporary, out.name, run, checkpoint.step, is_adapter=adapter)
         temporary.rename(out)
-    except (PolicyError, ModelError, GatewayError):
+    except OperatorError:
         raise
     except Exception as error:  # boundary: each file format reports a full disk in its own way
         raise RunError(describe_write_error(out, error, "then export again")) from error

@@ -10,7 +10,6 @@ import importlib
 import logging
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,35 +71,25 @@ class TensorBoardWriter:
     def __init__(self, folder: Path) -> None:
         # Imported here, in the reporter's thread: it takes a quarter of a second.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
-        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
 
-        folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads files by name and never goes back: after a clock is set back, a new file is still the last.
-        seconds = max(int(time.time()), 1 + max(map(_file_seconds, folder.glob("events.out.tfevents.*")), default=0))
-        name = f"events.out.tfevents.{seconds:010}.{socket.gethostname()}.{os.getpid()}"
-        self._event, self._start = Event, SessionLog(status=SessionLog.START)
-        self._writer = RecordWriter((folder / name).open("ab", buffering=0))
-        self._write(file_version="brain.Event:2")
-        self._has_started = False
+        self._event, self._writer = Event, EventFileWriter(str(folder))
+        self._start: Any = SessionLog(status=SessionLog.START)
+        """Is written before the first step, from which earlier files are replaced."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if not self._has_started:
+        if self._start is not None:
             self._write(step=step, session_log=self._start)
-            self._has_started = True
+            self._start = None
         values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
         self._write(step=step, summary={"value": values})
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
 
     def _write(self, **fields: Any) -> None:
-        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
-
-
-def _file_seconds(file: Path) -> int:
-    """The seconds in the name of an event file."""
-    digits = file.name.split(".")[3]
-    return int(digits) if digits.isdigit() else 0
+        self._writer.add_event(self._event(wall_time=time.time(), **fields))
 
 
 class WandbReporter:

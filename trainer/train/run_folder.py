@@ -23,7 +23,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError
 from gateway.process.spawn import run_command
 from gateway.user_code import Journal, read_journal
@@ -31,8 +30,9 @@ from trainer.data.tasks import example_names, iterate_texts
 from trainer.distributed.fingerprint import find_versions
 from trainer.rollout.settings import flatten_settings
 from trainer.rollout.task import Task
-from trainer.storage.rollout_file import ROLLOUTS_FILE, RunError, resume_hint
-from trainer.storage.run_files import LOGS_FOLDER, RUN_INFO_FILE, RUN_NAMES, read_run_info
+from trainer.storage import run_files
+from trainer.storage.rollout_file import ROLLOUTS_FILE, resume_hint
+from trainer.storage.run_files import LOGS_FOLDER, RUN_INFO_FILE, RUN_NAMES, read_run_info, write_json
 from trainer.storage.token_credit import CREDITS_FILE, truncate_credits
 from trainer.train.checkpoint import Checkpoints
 from trainer.train.settings import TrainSettings
@@ -245,11 +245,7 @@ class RunFolder:
             "model": str(model),
             "settings": settings.model_dump(mode="json"),
         }
-        file = self.path / RUN_INFO_FILE
-        try:
-            write_atomically(file, (json.dumps(run_info, indent=2) + "\n").encode())
-        except OSError as error:
-            raise RunError(describe_write_error(file, error, resume_hint(self.path))) from error
+        write_json(self.path / RUN_INFO_FILE, run_info, resume_hint(self.path))
 
     def load_settings(self) -> TrainSettings:
         """The settings that the run was made with."""
@@ -287,13 +283,8 @@ class RunFolder:
 
 
 def load_run_settings(run: Path) -> TrainSettings:
-    """Reads the settings in a run's run.json."""
-    try:
-        run_info = json.loads((run / RUN_INFO_FILE).read_text(encoding="utf-8"))
-        return TrainSettings.model_validate(run_info["settings"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        remedy = "name a folder that `mtrl-train --out` made"
-        raise ConfigError(f"not a training run ({type(error).__name__})", file=run, remedy=remedy) from error
+    """The settings that a training was made with."""
+    return run_files.load_run_settings(run, TrainSettings, "mtrl-train")
 
 
 def _read_data(run: Path) -> dict[int, Fingerprint]:

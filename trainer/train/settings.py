@@ -53,9 +53,7 @@ class EarlyStopSettings(FrozenModel):
     """Ends a run before its `steps`, once the model succeeds often enough; where both are given, both must hold."""
 
     training: float | None = Field(default=None, gt=0, le=1)
-    """The mean success of the rollouts of the last `window` steps from which the run ends."""
-    window: PositiveInt = 5
-    """How many steps `training` is a mean of."""
+    """The mean success of the rollouts of the last 5 steps from which the run ends."""
     evaluation: float | None = Field(default=None, gt=0, le=1)
     """The success in the latest evaluation during the run from which it ends."""
 

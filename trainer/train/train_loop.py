@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from anyio import move_on_after, to_thread
 
 from gateway.disk_errors import describe_write_error
+from gateway.errors import OperatorError
 from gateway.types import EMPTY
 from trainer.algorithms.train_batch import TrainBatch, build_train_batch, compute_batch_metrics
 from trainer.distributed.rank_environment import RESTARTS_KEY, RankRestarts
@@ -74,7 +75,7 @@ class WatchedGateway(Protocol):
     def loop_watchdog(self) -> LoopWatchdog: ...
 
 
-class NothingScoredError(Exception):
+class NothingScoredError(OperatorError):
     """No rollout of a step could be scored, so that there is nothing to learn from. Schedulers and `--restarts` start a
     run again that ends with exit code 1: one whose servers, tools or workers failed."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
 from threading import Lock
 
 from gateway.types import Outcome
@@ -25,12 +26,12 @@ MAX_REPORTED_TURNS = 8
 """Turns with a cache metric of their own."""
 
 
+@dataclass(slots=True)
 class Durations:
     """A histogram of a tool's call durations, exact to 2 %."""
 
-    def __init__(self, buckets: Mapping[int, int] | None = None, longest_s: float = 0.0) -> None:
-        self.buckets = Counter(buckets or {})
-        self.longest_s = longest_s
+    buckets: Counter[int] = field(default_factory=Counter)
+    longest_s: float = 0.0
 
     def add(self, seconds: float) -> None:
         self.buckets[round(BUCKETS_PER_E * math.log(max(seconds, SHORTEST_S)))] += 1
@@ -50,38 +51,56 @@ class Durations:
         return 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class CacheShare:
+    """The share of cached tokens among those that could have been cached."""
+
+    possible: int = 0
+    cached: int = 0
+
+    @property
+    def value(self) -> float:
+        return self.cached / self.possible if self.possible else 1.0
+
+
+@dataclass
 class CounterSnapshot:
     """The counters at one moment."""
 
-    elapsed_s: float
-    total: int
+    total: int = 0
     """The expected number of rollouts; 0 if it is unknown."""
-    retried: int
+    elapsed_s: float = 0.0
+    retried: int = 0
     """Rollouts that replace failed ones."""
-    states: Mapping[str, int]
-    stops: Mapping[StopReason, int]
-    turns: int
-    ended_turns: int
+    states: Counter[str] = field(default_factory=Counter)
+    stops: Counter[StopReason] = field(default_factory=Counter)
+    turns: int = 0
+    ended_turns: int = 0
     """Turns of rollouts that have ended."""
-    written: int
-    asked: int
+    written: int = 0
+    asked: int = 0
     """Input tokens of all requests."""
-    possible: int
+    possible: int = 0
     """Input tokens that could have been cached: the same rollout or a sibling had sent them before."""
-    cached: int
+    cached: int = 0
     """Input tokens that were cached."""
-    cached_by_turn: Mapping[int, float]
-    """The share of possible tokens that were cached, by turn of the rollout, from 1."""
-    cached_worst_group: float
-    """The same share in the group where it is lowest."""
-    outcomes: Mapping[Outcome, int]
-    durations: Mapping[str, Durations]
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    durations: defaultdict[str, Durations] = field(default_factory=lambda: defaultdict(Durations))
     """By tool, and by interaction as `feedback NAME`."""
-    outcomes_by_tool: Mapping[str, Mapping[Outcome, int]]
+    outcomes_by_tool: defaultdict[str, Counter[Outcome]] = field(default_factory=lambda: defaultdict(Counter))
     """Outcomes of calls, by the same names."""
-    drifts: Mapping[str, int]
+    drifts: Counter[str] = field(default_factory=Counter)
     """By cause, how often a ledger differs from what the chat template renders."""
+    shares_by_turn: defaultdict[int, CacheShare] = field(default_factory=lambda: defaultdict(CacheShare))
+    """By turn of the rollout, from 1."""
+    cached_worst_group: float = 1.0
+    """The share of possible tokens that were cached in the group where it is lowest."""
+
+    @property
+    def cached_by_turn(self) -> dict[int, float]:
+        """The same share by turn."""
+        turns = (turn for turn in range(1, MAX_REPORTED_TURNS + 1) if turn in self.shares_by_turn)
+        return {turn: self.shares_by_turn[turn].value for turn in turns}
 
     @property
     def ended(self) -> int:
@@ -153,23 +172,11 @@ class CounterSnapshot:
                 yield f"tools/{name}/{outcome}", count
 
 
-@dataclass(slots=True)
-class _CacheShare:
-    """The share of cached tokens among those that could have been cached."""
-
-    possible: int = 0
-    cached: int = 0
-
-    @property
-    def value(self) -> float:
-        return self.cached / self.possible if self.possible else 1.0
-
-
 class RolloutCounters:
     """A `Watch` that counts events of rollouts; written by one thread, readable by any."""
 
     def __init__(self, total: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total = total
+        self._counts = CounterSnapshot(total)
         self._clock, self._start = clock, clock()
         self._idle_s, self._idle_since = 0.0, self._start
         self._lock = Lock()
@@ -178,22 +185,14 @@ class RolloutCounters:
         """The tokens that the engine has seen, by rollout."""
         self._prompt_tokens: dict[str, int] = {}
         self._turns: Counter[str] = Counter()
-        self._share_of_turn: defaultdict[int, _CacheShare] = defaultdict(_CacheShare)
-        self._share_of_group: defaultdict[str, _CacheShare] = defaultdict(_CacheShare)
-        self._sums: Counter[str] = Counter()
-        self._states: Counter[str] = Counter()
-        self._stops: Counter[StopReason] = Counter()
-        self._outcomes: Counter[Outcome] = Counter()
-        self._durations: dict[str, Durations] = {}
-        self._outcomes_by_tool: defaultdict[str, Counter[Outcome]] = defaultdict(Counter)
-        self._drifts: Counter[str] = Counter()
+        self._share_of_group: defaultdict[str, CacheShare] = defaultdict(CacheShare)
 
     def restart(self, total: int = 0) -> RolloutCounters:
         """New counters that start from zero, with the rollouts that are under way."""
         after = RolloutCounters(total, clock=self._clock)
         with self._lock:
             after._state_of, after._processed_tokens = dict(self._state_of), dict(self._processed_tokens)
-            after._states, after._turns = Counter(self._states), Counter(self._turns)
+            after._counts.states, after._turns = Counter(self._counts.states), Counter(self._turns)
         return after
 
     @property
@@ -205,101 +204,80 @@ class RolloutCounters:
 
     def _account_idle(self) -> None:
         now = self._clock()
-        if not self._states["generating"]:
+        if not self._counts.states["generating"]:
             self._idle_s += now - self._idle_since
         self._idle_since = now
 
     def on_state(self, key: str, state: str) -> None:
         with self._lock:
             self._account_idle()
-            before = self._state_of.get(key)
-            if before is None:
-                self._begin(key)
-            else:
-                self._states[before] -= 1
+            self._leave_state(key)
             self._state_of[key] = state
-            self._states[state] += 1
+            self._counts.states[state] += 1
 
     def on_generation(self, key: str, written: Generation, asked: int) -> None:
         with self._lock:
             self._turns[key] += 1
-            sums = self._sums
-            sums["turns"] += 1
-            sums["written"] += len(written.ids)
-            sums["asked"] += asked
-            sums["cached"] += written.cached_tokens
-            possible = max(self._cacheable(key, asked), written.cached_tokens)
-            sums["possible"] += possible
-            for share in (self._share_of_turn[self._turns[key]], self._share_of_group[key.partition("/")[0]]):
+            counts, possible = self._counts, max(self._cacheable(key, asked), written.cached_tokens)
+            counts.turns += 1
+            counts.written += len(written.ids)
+            counts.asked += asked
+            counts.cached += written.cached_tokens
+            counts.possible += possible
+            for share in (counts.shares_by_turn[self._turns[key]], self._share_of_group[key.partition("/")[0]]):
                 share.cached += written.cached_tokens
                 share.possible += possible
             self._processed_tokens[key] = asked + len(written.ids)
 
     def on_step(self, key: str, step: Step, seconds: float) -> None:
         with self._lock:
-            for outcome in step.outcomes:
-                self._outcomes[outcome] += 1
+            counts = self._counts
+            counts.outcomes.update(step.outcomes)
             if step.author is Author.FEEDBACK:
                 if step.source:
-                    self._add_duration(f"feedback {step.source}", seconds)
-                    self._outcomes_by_tool[f"feedback {step.source}"].update(step.outcomes)
+                    counts.durations[f"feedback {step.source}"].add(seconds)
+                    counts.outcomes_by_tool[f"feedback {step.source}"].update(step.outcomes)
                 return
             for call in step.info.get("tools", ()):
                 if call["outcome"] != Outcome.INVALID:  # No tool has this name.
-                    self._add_duration(call["name"], call["elapsed_s"])
-                    self._outcomes_by_tool[call["name"]][call["outcome"]] += 1
+                    counts.durations[call["name"]].add(call["elapsed_s"])
+                    counts.outcomes_by_tool[call["name"]][call["outcome"]] += 1
 
     def on_end(self, key: str, rollout: Rollout) -> None:
         with self._lock:
             self._account_idle()
-            before = self._state_of.pop(key, None)
-            if before is None:
-                self._begin(key)
-            else:
-                self._states[before] -= 1
-            self._stops[rollout.stop] += 1
-            self._sums["ended_turns"] += self._turns.pop(key, 0)
+            self._leave_state(key)
+            self._counts.stops[rollout.stop] += 1
+            self._counts.ended_turns += self._turns.pop(key, 0)
             self._processed_tokens.pop(key, None)
-            self._drifts.update(rollout.infos.get("drift", {}))
+            self._counts.drifts.update(rollout.infos.get("drift", {}))
+
+    def add_total(self, rollouts: int) -> None:
+        """Increases the expected number of rollouts."""
+        self._counts.total += rollouts
 
     def snapshot(self) -> CounterSnapshot:
         with self._lock:
-            return CounterSnapshot(
-                elapsed_s=self._clock() - self._start,
-                total=self.total,
-                retried=self._sums["refilled"],
-                states=dict(self._states),
-                stops=dict(self._stops),
-                turns=self._sums["turns"],
-                ended_turns=self._sums["ended_turns"],
-                written=self._sums["written"],
-                asked=self._sums["asked"],
-                possible=self._sums["possible"],
-                cached=self._sums["cached"],
-                cached_by_turn={
-                    turn: self._share_of_turn[turn].value
-                    for turn in range(1, MAX_REPORTED_TURNS + 1)
-                    if turn in self._share_of_turn
-                },
-                cached_worst_group=min((share.value for share in self._share_of_group.values()), default=1.0),
-                outcomes=dict(self._outcomes),
-                drifts=dict(self._drifts),
-                durations={name: Durations(waits.buckets, waits.longest_s) for name, waits in self._durations.items()},
-                outcomes_by_tool={name: dict(ends) for name, ends in self._outcomes_by_tool.items()},
-            )
+            self._counts.elapsed_s = self._clock() - self._start
+            self._counts.cached_worst_group = min((share.value for share in self._share_of_group.values()), default=1.0)
+            return deepcopy(self._counts)
 
     @property
     def written(self) -> int:
         """Generated tokens so far."""
-        return self._sums["written"]
+        return self._counts.written
 
     def metrics(self) -> dict[str, float]:
         """Metrics by area/name."""
         return self.snapshot().metrics
 
-    def _begin(self, key: str) -> None:
-        """Counts retried rollouts, whose key ends in `.attempt` after the index."""
-        self._sums["refilled"] += "." in key.rpartition("/")[2]
+    def _leave_state(self, key: str) -> None:
+        """Ends the rollout's present state. Of a new one, counts a retry, whose key ends in `.attempt`."""
+        before = self._state_of.pop(key, None)
+        if before is None:
+            self._counts.retried += "." in key.rpartition("/")[2]
+        else:
+            self._counts.states[before] -= 1
 
     def _cacheable(self, key: str, asked: int) -> int:
         """The tokens of a request that may be cached: all that the engine processed before, except the last one."""
@@ -311,8 +289,3 @@ class RolloutCounters:
             if len(self._prompt_tokens) > MAX_PROMPTS:
                 del self._prompt_tokens[next(iter(self._prompt_tokens))]
         return max(0, min(processed, asked) - 1)
-
-    def _add_duration(self, name: str, seconds: float) -> None:
-        if name not in self._durations:
-            self._durations[name] = Durations()
-        self._durations[name].add(seconds)

@@ -159,55 +159,43 @@ def make_status(counters: CounterSnapshot, written_per_s: float, **values: Any) 
 
 
 LOG_LINES = 5
-"""Log lines of a warm start without a terminal."""
+"""Lines about something that is made, without a terminal."""
 
 
 @contextmanager
-def show_task_making(console: Console) -> Iterator[Callable[[int, int, str], None]]:
-    """Shows how many tasks are made, and how long the rest takes.
+def show_making(console: Console, opening: str = "") -> Iterator[Callable[[int, int, str], None]]:
+    """Shows how much of something is made, and how long the rest takes. `opening` is printed at the first word of it.
 
-    Yields a function that takes tasks made, tasks wanted, and what is being done.
+    Yields a function that takes what is made, what is wanted, and what is being done.
     """
-    started = monotonic()
+    started, lines = monotonic(), -1
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("tasks", total=None)
-        lines = 0
+    bar = ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal)
 
-        def report(made: int, wanted: int, doing: str) -> None:
-            nonlocal lines
-            bar.update(task, completed=made, total=wanted, description=f"tasks, {doing}")
-            if not console.is_terminal and made * LOG_LINES >= lines * wanted:
-                lines += 1
-                spent = monotonic() - started
-                left = f", about {spent / made * (wanted - made):.0f} s left" if 0 < made < wanted else ""
-                console.print(f"{made} of {wanted} tasks after {spent:.0f} s{left}: {doing}", markup=False)
+    def report(made: int, wanted: int, doing: str) -> None:
+        nonlocal lines
+        if lines < 0:
+            lines = 0
+            if opening:
+                console.print(opening)
+            bar.start()
+            bar.add_task(doing)
+        bar.update(bar.task_ids[0], completed=made, total=wanted, description=doing)
+        if not console.is_terminal and made * LOG_LINES >= lines * wanted:
+            lines += 1
+            spent = monotonic() - started
+            left = f", about {spent / made * (wanted - made):.0f} s left" if 0 < made < wanted else ""
+            console.print(f"{made} of {wanted} after {spent:.0f} s{left}: {doing}", markup=False)
 
+    try:
         yield report
+    finally:
+        bar.stop()
 
 
 @contextmanager
 def show_warm_start(console: Console) -> Iterator[Callable[[int, int, float], None]]:
     """Shows the warm start of the demo model: yields a function to call with step, total steps and loss."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = ProgressBar(*columns, console=console, transient=True)
-    shown = False
-
-    def report(step: int, steps: int, loss: float) -> None:
-        nonlocal shown
-        if not shown:
-            shown = True
-            console.print("no model is given: a tiny one is built and warm-started once, and cached for later runs")
-            if console.is_terminal:
-                bar.start()
-                bar.add_task("warm start", total=steps)
-        if console.is_terminal:
-            bar.update(bar.task_ids[0], completed=step, description=f"warm start, loss {loss:.3f}")
-        elif step % max(1, steps // LOG_LINES) == 0:
-            console.print(f"warm start: step {step} of {steps}, loss {loss:.3f}")
-
-    try:
-        yield report
-    finally:
-        if shown and console.is_terminal:
-            bar.stop()
+    opening = "no model is given: a tiny one is built and warm-started once, and cached for later runs"
+    with show_making(console, opening) as report:
+        yield lambda step, steps, loss: report(step, steps, f"warm start, loss {loss:.3f}")

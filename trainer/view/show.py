@@ -42,12 +42,12 @@ MAX_WIDTH = 24
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style.null()
 
 
-def print_table(run: Iterable[Rollout], console: Console) -> None:
+def print_table(run: Rollouts, console: Console) -> None:
     """Prints a row for each rollout, and a summary."""
     stops: Counter[str] = Counter()
     rewards: list[float] = []
     rows: list[tuple[Sequence[str], Style]] = [(COLUMNS, BOLD)]
-    for number, summary in _summaries(run):
+    for number, summary in run.summaries():
         stops[summary.stop] += 1
         rewards += [] if summary.reward is None else [summary.reward]
         rows.append((_format_cells(number, summary), DIM if summary.is_infrastructure else PLAIN))
@@ -59,12 +59,6 @@ def print_table(run: Iterable[Rollout], console: Console) -> None:
     total = stops.total()
     text = f"{format_count(total, 'rollout')}{': ' if stop_counts else ''}{stop_counts}{mean}"
     console.print(Line(text), soft_wrap=True)
-
-
-def _summaries(run: Iterable[Rollout]) -> Iterator[tuple[int, RolloutSummary]]:
-    if isinstance(run, Rollouts):
-        return run.summaries()
-    return enumerate(map(RolloutSummary.from_rollout, run))
 
 
 def _format_cells(number: int, summary: RolloutSummary) -> tuple[str, ...]:
@@ -114,19 +108,11 @@ PHASE_STYLES = {
 }
 
 
-def print_rollouts(
-    run: Sequence[Rollout],
-    console: Console,
-    *,
-    rollout: int | None = None,
-    decode: Decode | None = None,
-    credited: RolloutCredit = UNKNOWN_CREDIT,
+def print_rollout(
+    rollout: Rollout, number: int, console: Console, decode: Decode | None, credited: RolloutCredit = UNKNOWN_CREDIT
 ) -> None:
-    """Prints all rollouts of a run, or one of them by its number; `decode` is the tokenizer's."""
-    if rollout is None:
-        print_table(run, console)
-        return
-    for text in _rollout_lines(run[rollout], rollout, decode, credited):
+    """Prints the rollout with this number, token by token; `decode` is the tokenizer's."""
+    for text in _rollout_lines(rollout, number, decode, credited):
         console.print(text, soft_wrap=True, highlight=False)
 
 

@@ -163,7 +163,7 @@ class TrainingProgress(Display):
 
     def add_rollouts(self, rollouts: int) -> None:
         """Increases the expected number of rollouts of the step."""
-        self._counts.total += rollouts
+        self._counts.add_total(rollouts)
 
     @contextmanager
     def phase(self, name: str, rollouts: int | None = None) -> Iterator[RolloutCounters]:

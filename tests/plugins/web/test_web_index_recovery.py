@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import shutil
+import signal
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
@@ -17,7 +20,6 @@ from mtrl_plugins.web.app import POLL_S, serve_in_thread
 from mtrl_plugins.web.runs import ViewedRun, name_runs
 from tests.browser.sample_run import add_step, write_sample_run
 from tests.plugins.web.test_web_api import get_rows, index_run
-from tests.trainer.train.test_train_metrics import file_size_limit
 from trainer.storage.rollout_file import RolloutWriter
 
 INDEX = "rollouts.jsonl.index"
@@ -27,6 +29,18 @@ def add_steps(live: Path, *steps: int) -> None:
     with RolloutWriter(live) as writer, (live / "metrics.jsonl").open("ab") as told:
         for step in steps:
             add_step(writer, told, step)
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def overwrite(file: Path) -> None:

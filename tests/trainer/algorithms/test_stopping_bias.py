@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.trainer.algorithms.scored_groups import group as grouped
 from tests.trainer.algorithms.scored_groups import scored
 from trainer.algorithms.advantages import compute_token_advantages
-from trainer.algorithms.credit import score_credit, turn_credit
+from trainer.algorithms.credit import score_credit
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.token_weights import weigh_all_turns
 from trainer.algorithms.train_batch import build_train_batch
@@ -74,12 +74,6 @@ def sigmoid(logit: float) -> float:
 
 EQUAL = Toy(stop=1.0, middle=0.5, good=0.5, bad=0.5)
 TOYS = [EQUAL, Toy(0.6, 0.5, 1.0, 0.0), Toy(0.0, 0.3, -0.2, 0.4), Toy(1.0, 0.0, 1.0, 0.0)]
-
-
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("toy", TOYS)
-def test_turn_credit_estimates_the_true_gradient(toy: Toy, size: int) -> None:
-    assert toy.expected(turn_credit, size) == pytest.approx(toy.gradient(), abs=1e-12)
 
 
 def through_train_batch(rewards_K: Tensor, sequence_K: Tensor, group_S: Tensor) -> Tensor:

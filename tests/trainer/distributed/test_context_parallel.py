@@ -24,7 +24,8 @@ from trainer.policy.ranks import OneRank, measure_ranks
 from trainer.policy.settings import PolicyError, UpdateSettings
 
 TOLERANCE = 1e-5
-"""Relative to the value, or to 1: sums over tokens have other orders, and 5e-7 was seen."""
+"""Relative to the value, or to 1: sums over tokens have other orders, and 5e-7 was seen. Products of a split matrix are
+rounded once for each part, too: 3.4e-6 was seen at the last steps."""
 CASES = (
     "grpo, KL in the loss, two epochs of two minibatches",
     "dapo, KL in the reward",
@@ -131,7 +132,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
     require_same(case, seeing if case == "images" else model, channel)
 
 
-def require_same(case: str, model: Path, channel: LeaderChannel) -> None:
+def require_same(case: str, model: Path, channel: LeaderChannel, tolerance: float = TOLERANCE) -> None:
     expected, weights = run_alone(case, model)
     policy, updater = open_case(case, model, channel)
     for batch, metrics in zip(batches_of(case, model), expected, strict=False):
@@ -141,7 +142,7 @@ def require_same(case: str, model: Path, channel: LeaderChannel) -> None:
             assert shared[name] == pytest.approx(metrics[name], rel=TOLERANCE, abs=TOLERANCE), name
     gathered = policy.weights
     assert gathered.keys() == weights.keys()
-    assert max(float((gathered[name] - value).abs().max()) for name, value in weights.items()) < TOLERANCE
+    assert max(float((gathered[name] - value).abs().max()) for name, value in weights.items()) < tolerance
 
 
 def test_critics_gradient_counts_each_token_once(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import fields
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +18,6 @@ from tests.trainer.distributed.rank_pools import image_batch, random_batch
 from tests.trainer.policy.tiny_policies import tiny_model
 from tests.trainer.vision.vision_models import seeing_model
 from tests.waiting import PATIENCE_S
-from trainer.algorithms.train_batch import TrainSequence
 from trainer.distributed.connect_ranks import (
     _answer_asking,
     _ask_generation,
@@ -48,14 +44,7 @@ def test_batches_travel_unchanged_with_images(tmp_path: Path) -> None:
     processor = ImageProcessor.load(seeing_model(tmp_path))
     assert processor is not None
     for batch in (random_batch(tiny_model(), 0), image_batch(processor, 1)):
-        copy = read_batch(write_batch(batch))
-        assert write_batch(copy) == write_batch(batch)
-        assert copy.rewards == batch.rewards and copy.groups_with_signal == batch.groups_with_signal
-        for first, second in zip(batch.sequences, copy.sequences, strict=True):
-            for field in fields(TrainSequence):
-                was, now = getattr(first, field.name), getattr(second, field.name)
-                is_list = isinstance(was, Sequence) and not isinstance(was, array)
-                assert repr(now) == repr(type(now)(was)) if is_list else now == was, field.name
+        assert read_batch(write_batch(batch)) == batch
 
 
 def test_ranks_of_torchrun_and_srun_are_detected() -> None:

@@ -116,17 +116,6 @@ async def test_turns_wait_for_the_only_server() -> None:
     assert [one.version for one in ended] == [1, 1] and fake.weights[NAME].equal(weights(1)[NAME])
 
 
-async def test_server_restarted_by_others_gets_the_weights_before_it_generates() -> None:
-    fake = Fake()
-    async with opened(fake, finds=reads(weights(1))) as engine:
-        await engine.publish(weights(1), 1)
-        fake.start_anew()
-        written = await engine.generate(IDS, Sampling(max_tokens=20))
-        assert engine.replicas[0].up
-    assert written.version == 1
-    assert written.logprobs == pytest.approx(reads(weights(1))((IDS[-1], *written.ids)), abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [

@@ -21,7 +21,7 @@ from trainer.engine.host_copies import ALIGNMENT, HostCopies
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
 from trainer.engine.sglang.weight_sync.flat_bucket import flatten_bucket
-from trainer.engine.sglang.weight_sync.verify import TrainerReference, check_agreement
+from trainer.engine.sglang.weight_sync.verify import check_agreement
 
 
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
@@ -35,18 +35,6 @@ async def test_weights_are_sent_in_the_form_that_each_release_accepts(release: s
     assert fake.weights[NAME].equal(new[NAME]) and written.version == 3 and not fake.updating
     assert len(fake.bodies("/begin_weight_update")) == (release == "0.5.23")
     assert engine.agreement and engine.agreement.max_difference < 1e-6
-
-
-async def test_disk_transfer_leaves_no_files(tmp_path: Path) -> None:
-    fake, new = Fake(), weights(1)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "shared").mkdir()
-    way = DiskSync(tmp_path / "model", tmp_path / "shared")
-    async with serving(fake) as urls, SGLangEngine(urls, way, reference=TrainerReference(reads(new))) as engine:
-        await engine.publish(new, 1)
-    assert fake.weights[NAME].equal(new[NAME])
-    assert list((tmp_path / "shared").iterdir()) == []
 
 
 async def test_server_with_the_previous_weights_ends_the_run_even_if_they_differ_little() -> None:

@@ -32,7 +32,7 @@ def train_one_step(
 ) -> tuple[Policy, dict[str, float]]:
     policy = Policy(tiny_model(), UpdateSettings(**update))
     return policy, PolicyUpdater(
-        policy, algorithm, exact=True, reference=Policy(tiny_model(), UpdateSettings())
+        policy, algorithm, exact=True, reference=Policy(tiny_model(), UpdateSettings()).logprob_reader
     ).train_step(train_batch)
 
 
@@ -46,7 +46,7 @@ def test_step_raises_the_logprobs_of_the_better_rollouts() -> None:
     batch = pack(compute_token_advantages(train_batch, GRPO).rows)
     with torch.no_grad():
         change_T = (
-            policy.compute_batch_logprobs(batch.ids_T, batch.sequence_T, batch.trained_T).logprobs_T
+            policy.logprob_reader.compute_batch_logprobs(batch.ids_T, batch.sequence_T, batch.trained_T).logprobs_T
             - batch.engine_logprobs_T
         )
     gain_S = batch.mean_by_sequence(change_T, batch.trained_T)
@@ -174,7 +174,7 @@ def test_reference_kl_is_measured_and_limits_the_policy(in_reward: bool) -> None
     train_batch = example_batch(tiny_model(), groups=3)
     policy = Policy(tiny_model(), UpdateSettings(lr=1e-2))
     updater = PolicyUpdater(
-        policy, AlgorithmSettings(kl=kl), exact=True, reference=Policy(tiny_model(), UpdateSettings())
+        policy, AlgorithmSettings(kl=kl), exact=True, reference=Policy(tiny_model(), UpdateSettings()).logprob_reader
     )
     first = updater.train_step(train_batch)
     assert first["kl/reference"] < 1e-8
@@ -192,14 +192,14 @@ def test_reference_kl_is_measured_and_limits_the_policy(in_reward: bool) -> None
 def test_logprob_that_is_not_finite_names_its_rollout_and_changes_nothing() -> None:
     train_batch = example_batch(tiny_model())
     policy = Policy(tiny_model(), UpdateSettings(micro_batch_tokens=10))
-    original = policy.compute_batch_logprobs
+    original = policy.logprob_reader.compute_batch_logprobs
 
     def broken(ids_T: Tensor, *args: Any) -> Logprobs:
         result = original(ids_T, *args)
         is_last = ids_T.tolist() == list(train_batch.sequences[-1].ids)
         return Logprobs(result.logprobs_T * math.nan, result.entropy_T) if is_last else result
 
-    policy.compute_batch_logprobs = broken  # type: ignore[method-assign]
+    policy.logprob_reader.compute_batch_logprobs = broken  # type: ignore[method-assign]
     with pytest.raises(NotFiniteError, match=f"rollout {train_batch.sequences[-1].name}: token"):
         PolicyUpdater(policy, GRPO, exact=True).train_step(replace(train_batch, rewards=(0.0, 1.0, 0.0, 1.0, 0.0, 1.0)))
     assert max_difference(policy, Policy(tiny_model(), UpdateSettings())) == 0.0
@@ -252,7 +252,7 @@ def test_critic_learns_the_return_and_resumes_identically(tmp_path: Path) -> Non
 def test_plan_of_the_next_pass_is_made_in_a_thread_during_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy(tiny_model(), UpdateSettings(micro_batch_tokens=20))
     updater, reader, planned = PolicyUpdater(policy, GRPO, exact=True), policy.logprob_reader, threading.Semaphore(0)
-    plan, compute, threads = reader.plan, policy.compute_batch_logprobs, set[str]()
+    plan, compute, threads = reader.plan, policy.logprob_reader.compute_batch_logprobs, set[str]()
     passes: list[object] = []
 
     def note_plan(*inputs: Any) -> Any:
@@ -269,6 +269,6 @@ def test_plan_of_the_next_pass_is_made_in_a_thread_during_this_one(monkeypatch: 
         return compute(*inputs)
 
     monkeypatch.setattr(reader, "plan", note_plan)
-    monkeypatch.setattr(policy, "compute_batch_logprobs", compute_when_next_is_planned)
+    monkeypatch.setattr(policy.logprob_reader, "compute_batch_logprobs", compute_when_next_is_planned)
     updater.train_step(example_batch(tiny_model(), groups=4))
     assert len(passes) > 2 and threads == {"plan_0"} and not planned.acquire(blocking=False)

@@ -48,7 +48,7 @@ def pack_sequences(sequences: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def policy_logprobs(policy: Policy, sequences: list[list[int]], temperature: float = 1.0) -> Tensor:
-    return policy.compute_batch_logprobs(*pack_sequences(sequences), temperature).logprobs_T
+    return policy.logprob_reader.compute_batch_logprobs(*pack_sequences(sequences), temperature).logprobs_T
 
 
 def model_gradient(model: PreTrainedModel) -> Tensor:

@@ -25,11 +25,11 @@ def evaluated(value: float, *, tasks: int = 50, lost: int = 0) -> dict[str, floa
 
 
 def test_success_in_training_is_the_mean_of_a_full_window() -> None:
-    settings = EarlyStopSettings(training=0.9, window=3)
-    assert not ends(settings, *sampled(1, 1))
-    assert ends(settings, *sampled(0, 0, 1, 1, 0.8))
-    assert not ends(settings, *sampled(1, 1, 1, 0.5))
-    assert not ends(None, *sampled(1, 1, 1))
+    settings = EarlyStopSettings(training=0.9)
+    assert not ends(settings, *sampled(1, 1, 1, 1))
+    assert ends(settings, *sampled(0, 0, 1, 1, 1, 1, 0.6))
+    assert not ends(settings, *sampled(1, 1, 1, 1, 1, 0.4))
+    assert not ends(None, *sampled(1, 1, 1, 1, 1))
 
 
 def test_only_an_evaluation_that_is_whole_ends_a_run() -> None:
@@ -40,9 +40,9 @@ def test_only_an_evaluation_that_is_whole_ends_a_run() -> None:
 
 
 def test_a_run_goes_on_until_both_bounds_hold() -> None:
-    settings = EarlyStopSettings(training=0.5, window=1, evaluation=0.9)
-    assert not ends(settings, *sampled(1)) and not ends(settings, evaluated(1.0))
-    assert ends(settings, evaluated(1.0), *sampled(1))
+    settings, learned = EarlyStopSettings(training=0.5, evaluation=0.9), sampled(1, 1, 1, 1, 1)
+    assert not ends(settings, *learned) and not ends(settings, evaluated(1.0))
+    assert ends(settings, evaluated(1.0), *learned)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,12 @@ def test_a_bound_that_could_never_be_reached_is_refused(changes: dict[str, objec
         TrainSettings.model_validate(changes)
 
 
-def test_a_run_that_has_learned_ends_evaluated_and_saved_and_is_not_begun_again(run: Run) -> None:
+def test_a_run_that_has_learned_ends_evaluated_and_saved_and_is_not_begun_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.train.early_stop.WINDOW", 2)
     config = write_config(
-        reward=user_reward("return 1.0"), early_stop={"training": 1, "window": 2}, steps=9,
+        reward=user_reward("return 1.0"), early_stop={"training": 1}, steps=9,
         evaluation={"every": 5, "rows": 1, "final_rows": 1}, algorithm={"name": "grpo"},
     )  # fmt: skip
     output = run("--config", config, "--out", "r")

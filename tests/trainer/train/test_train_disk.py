@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from gateway.tape.record import TapeWriter
 from tests.trainer.processes import TIMEOUT_S
-from tests.trainer.train.trainings import Run, read_run_metrics, write_config
-from trainer.cli import app
+from tests.trainer.train.trainings import Run, read_run_metrics, run_in, write_config
 from trainer.policy.policy import Policy
 from trainer.storage.rollout_file import Rollouts, RolloutWriter
 
@@ -31,12 +29,7 @@ FREE_BYTES = 300_000
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run."""
-    folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        done = CliRunner().invoke(app, ["--config", write_config(**JOB), "--out", "r"])
-        assert done.exit_code == 0, done.output
-    return folder / "r"
+    return run_in(tmp_path_factory.mktemp("whole"), **JOB)
 
 
 def fill_disk(file: FileIO) -> None:

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import trainer.train.preflight
 from gateway.user_code import Journal
 from tests.trainer.train.jobs import ROOT, SMALL
-from tests.trainer.train.trainings import Run, read_run_metrics, write_config
-from trainer.cli import app
+from tests.trainer.train.trainings import Run, read_run_metrics, run_in, write_config
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_run_info
 from trainer.train.run_folder import JOURNAL
@@ -27,12 +25,7 @@ WHOLE: dict[str, Any] = {"steps": 3, "prompts": 4, "n": 4}
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps, and what made it."""
-    folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        done = CliRunner().invoke(app, ["--config", write_config(**WHOLE), "--out", "r"])
-        assert done.exit_code == 0, done.output
-    return folder
+    return run_in(tmp_path_factory.mktemp("whole"), **WHOLE).parent
 
 
 @pytest.fixture

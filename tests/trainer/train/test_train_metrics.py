@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import MetricsWriter, dump_metrics, read_metrics
 
 
@@ -69,29 +64,3 @@ def test_damaged_metrics_line_is_reported_once_by_number_and_left_out(
         assert [one["step"] for one in metrics.truncate_after(9)] == [0, 1, 3]
         metrics.add(4, {})
     assert [json.loads(text)["step"] for text in file.read_text().splitlines()] == [0, 1, 3, 4], "it is told no more"
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
-
-
-def test_disk_full_in_mid_line_leaves_no_partial_line(tmp_path: Path) -> None:
-    file = write_metrics(tmp_path)
-    whole = file.read_bytes()
-    with MetricsWriter(file) as metrics:
-        with (
-            file_size_limit(len(whole) + 10),
-            pytest.raises(RunError, match=r"ulimit -f.*continue with `mtrl-train --resume"),
-        ):
-            metrics.add(4, {"reward/mean": 1.0})
-        assert file.read_bytes() == whole
-        metrics.add(4, {"reward/mean": 1.0})
-    assert len(read_metrics(file)) == 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -82,7 +81,7 @@ async def test_success_before_and_after_is_compared(run: Path) -> None:
     }
     cooler = given.model_copy(update=update)
     comparison = await compare_run(run, 8, None, string_console(), changed=(cooler, words))
-    report = json.loads(comparison.json)
+    report = comparison.summary
     for way in ("sampled", "greedy", "sampled_before", "greedy_before"):
         assert 0 <= report[way] <= 1 and report["intervals"][way][0] <= report[way] <= report["intervals"][way][1]
     assert report["by_kind"].keys() == {"fact", "sum"} and report["held_out"] and report["tasks"] == 8
@@ -102,7 +101,7 @@ async def test_success_before_and_after_is_compared(run: Path) -> None:
 async def test_model_alone_is_evaluated_and_judged_by_its_own_settings(tmp_path: Path) -> None:
     comparison = await evaluate_model(small_job(), 4, None, string_console(), tmp_path / "a")
     assert comparison.variants.keys() == {"sampled", "greedy"} and comparison.paired == {}
-    assert json.loads(comparison.json)["step"] is None and "before" not in str(comparison.table.title)
+    assert comparison.summary["step"] is None and "before" not in str(comparison.table.title)
     stored = Rollouts(tmp_path / "a" / "eval" / "greedy")
     assert len(stored) == 4 and {turn.version for one in stored for turn in one.turns} == {0}
     await evaluate_model(small_job(reward={"success_at": -1}), 4, None, string_console(), tmp_path / "b")

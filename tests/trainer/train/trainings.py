@@ -8,8 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+from typer.testing import CliRunner
+
 from tests.metrics_page import is_repeated
 from tests.trainer.train.jobs import SMALL, demo_model
+from trainer.cli import app
 from trainer.storage.run_files import read_metrics
 
 Run = Callable[..., str]
@@ -33,6 +37,15 @@ def write_config(**changes: Any) -> str:
         Path(file).write_text(text)
     Path("run.yaml").write_text(json.dumps({**TINY, "model": str(demo_model()), **changes}))
     return "run.yaml"
+
+
+def run_in(folder: Path, **changes: Any) -> Path:
+    """A run of a folder's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = CliRunner().invoke(app, ["--config", write_config(**changes), "--out", "r"])
+        assert done.exit_code == 0, done.output
+    return folder / "r"
 
 
 def user_reward(body: str, **more: Any) -> dict[str, Any]:

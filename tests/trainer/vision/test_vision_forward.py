@@ -45,7 +45,9 @@ def test_rows_with_images_are_read_as_the_model_reads_them(kind: Path, alone: bo
         policy.model.get_submodule(policy.image_processor.family.text_module).set_attn_implementation("sdpa")  # type: ignore[operator]
     everything = torch.ones_like(batch.mask_T)
     with torch.no_grad():
-        read = policy.compute_batch_logprobs(batch.ids_T, batch.sequence_T, everything, images=batch.images)
+        read = policy.logprob_reader.compute_batch_logprobs(
+            batch.ids_T, batch.sequence_T, everything, images=batch.images
+        )
     words = batch.ids_T >= 0  # Nobody writes pictures.
     expected_T = torch.tensor(own(kind, policy.image_processor))
     assert read.logprobs_T[words].tolist() == pytest.approx(expected_T[words].tolist(), abs=1e-5)

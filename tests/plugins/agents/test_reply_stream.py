@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.types import ToolCall
+from mtrl_plugins.agents.reply_stream import ReplyStream
 from trainer.parse.hermes import Hermes
 from trainer.parse.plain import PlainText
-from trainer.parse.reply_stream import ReplyStream
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
