@@ -37,7 +37,7 @@ import psutil  # noqa: E402
 
 from mtrl_plugins.workers.settings import WorkerSettings  # noqa: E402
 from mtrl_plugins.workers.worker_job import make_worker_job  # noqa: E402
-from mtrl_plugins.workers.worker_pool import WorkerPool, with_workers  # noqa: E402
+from mtrl_plugins.workers.worker_pool import WorkerPool  # noqa: E402
 from tests.plugins.workers.pools import find_workers  # noqa: E402
 from tests.trainer.policy_scripts import HERMES, encode_turns, make_tasks, render_calls  # noqa: E402
 from tests.trainer.tokenizer_families import save_tokenizer_folder  # noqa: E402
@@ -164,7 +164,7 @@ async def open_bench(folder: Path, workers: int, turns: int) -> AsyncIterator[Be
             chosen = WorkerSettings(workers=workers)
             job = make_worker_job(settings, folder / "model", template, engine, chosen.heartbeat_timeout_s)
             pool = await stack.enter_async_context(WorkerPool(chosen, job, engine, folder, print))
-            runner = with_workers(runner, pool, acts_unseen=False)
+            runner = pool.wrap(runner)
         yield Bench(runner, engine, tuple(find_workers()) if workers else ())
 
 

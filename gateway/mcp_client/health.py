@@ -9,43 +9,24 @@ import math
 from collections import Counter
 from time import monotonic
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED
 
 from gateway.config.models import Server
-from gateway.mcp_client.child_process import ChildProcess
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request
-from gateway.mcp_client.protocol_version import NegotiatedProtocol
 from gateway.types import DEFAULT_CONTEXT
+
+if TYPE_CHECKING:
+    from gateway.mcp_client.connection import Connection
 
 _MAX_BUSY_S = 60.0
 """How long at most an unanswered ping waits for calls that still have time."""
 _HUNG_STOP_S = 0.2
 """How long a hung process is asked to stop before it is killed."""
-
-
-class WatchedTransport(Protocol):
-    """The transport of a connection, with its child process if there is one."""
-
-    child: ChildProcess | None
-
-
-class WatchedConnection(Protocol):
-    """A connection, as health checks use it."""
-
-    protocol: NegotiatedProtocol
-    pending: set[PendingRequest]
-
-    @property
-    def transport(self) -> WatchedTransport: ...
-
-    def close_hung(self, reason: str) -> None:
-        """Closes the connection because its server hangs."""
-        ...
 
 
 class ConnectionHealth:
@@ -88,7 +69,7 @@ class ConnectionHealth:
     def record_end(self) -> None:
         self._news.set()
 
-    async def watch(self, connection: WatchedConnection, dispatcher: Dispatcher) -> None:
+    async def watch(self, connection: Connection, dispatcher: Dispatcher) -> None:
         """Closes the connection once its server is found to hang."""
         while (failure := await self._check_once(connection, dispatcher)) is None:
             pass
@@ -97,7 +78,7 @@ class ConnectionHealth:
             connection.transport.child.stop_timeout_s = _HUNG_STOP_S
         connection.close_hung(failure)
 
-    async def _check_once(self, connection: WatchedConnection, dispatcher: Dispatcher) -> str | None:
+    async def _check_once(self, connection: Connection, dispatcher: Dispatcher) -> str | None:
         """Waits for a timeout or for a long silence, then pings; returns why the server counts as hung."""
         with anyio.move_on_after(self._config.ping_s):
             await self._check_wanted.wait()
@@ -115,7 +96,7 @@ class ConnectionHealth:
         self.doubt = None
         return None if failure is None else f"it hangs: {doubt}, and {failure}"
 
-    async def _ping(self, connection: WatchedConnection, dispatcher: Dispatcher) -> str | None:
+    async def _ping(self, connection: Connection, dispatcher: Dispatcher) -> str | None:
         """Why no answer came, or None if anything was heard."""
         asked_at, busy = monotonic(), set(connection.pending)
         asked = {method: PendingRequest(DEFAULT_CONTEXT, cuts=self._cuts) for method in self._questions(connection)}
@@ -143,7 +124,7 @@ class ConnectionHealth:
             tasks.cancel_scope.cancel()
         return failures[0] if failures and self.heard_at <= asked_at else None
 
-    def _questions(self, connection: WatchedConnection) -> tuple[str, ...]:
+    def _questions(self, connection: Connection) -> tuple[str, ...]:
         """The requests that ask for a sign of life. Not every server answers pings, but each has listed its tools."""
         if connection.protocol.is_modern:
             return ("server/discover",)
@@ -152,7 +133,7 @@ class ConnectionHealth:
 
     async def _ask(
         self,
-        connection: WatchedConnection,
+        connection: Connection,
         dispatcher: Dispatcher,
         method: str,
         pending: PendingRequest,

@@ -234,19 +234,6 @@ class EnvironmentSession:
         return {"ended": ended}
 
 
-def open_call(row: Mapping[str, Any]) -> ToolCall:
-    """The call that begins a rollout of a row."""
-    return ToolCall("open", OPEN, json.dumps(row))
-
-
-def turn_call(reply: Mapping[str, Any], number: int) -> ToolCall:
-    """The call that gives the environment a turn."""
-    return ToolCall(f"turn_{number}", TURN, json.dumps(reply))
-
-
-END_CALL = ToolCall("end", END, "{}")
-
-
 ROW_COLUMN = "environment_row"
 """The column that says which row of the environment a task is."""
 
@@ -288,7 +275,7 @@ class EnvironmentRollout:
         if not isinstance(row, dict):
             problem = f"{self.start.task.location}: is not a row of {self.settings.title}"
             raise EnvironmentFailed(f"{problem}\n  remedy: write `data: environment`")
-        opened = await self._call(open_call(row))
+        opened = await self._call(OPEN, row)
         if "ended" in opened:
             how = opened["ended"]
             problem = f"{self.settings.title} ended a rollout before the policy's first turn"
@@ -319,14 +306,14 @@ class EnvironmentRollout:
         if self.ended is None and turn is not None:
             truncated = stop in (StopReason.LENGTH_TURN, StopReason.LENGTH_ROLLOUT)
             await self._send(turn, "length" if truncated else "stop")
-        self.ended = (await self._call(END_CALL))["ended"]
+        self.ended = (await self._call(END, {}))["ended"]
         if self.ended["error"]:
             raise EnvironmentFailed(f"{self.settings.title}: {self.ended['error']}")
         return RolloutEnd({INFO: {"host": host_key(self.settings), **self.place, "stop": self.ended["stop"]}})
 
-    async def _call(self, call: ToolCall) -> dict[str, Any]:
+    async def _call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """What the environment answers. Raises EnvironmentFailed if it broke or took too long."""
-        result = await self.start.session.call(call, LOOP)
+        result = await self.start.session.call(ToolCall(tool, tool, json.dumps(arguments)), LOOP)
         if result.outcome is not Outcome.OK:
             raise EnvironmentFailed(result.reason or result.text)
         answer: dict[str, Any] = result.structured
@@ -343,7 +330,7 @@ class EnvironmentRollout:
         prompt = len(turn.ledger) - len(entry.ids)
         usage = {"prompt_tokens": prompt, "completion_tokens": len(entry.ids), "total_tokens": len(turn.ledger)}
         reply = {"message": message, "finish_reason": finish_reason, "usage": usage}
-        answer = await self._call(turn_call(reply, turn.number))
+        answer = await self._call(TURN, reply)
         self.known = self.chat
         if "ended" in answer:
             self.ended = answer["ended"]

@@ -9,7 +9,7 @@ import binascii
 import json
 from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import fsum, isfinite
@@ -21,6 +21,8 @@ from anyio import to_thread
 from gateway.chat_messages import chat_content
 from gateway.errors import ConfigError, GatewayError
 from gateway.plural import format_count
+from gateway.process.pipe_process import ProcessEnded
+from gateway.process.request_process import RequestProcess
 from gateway.schema import parse_arguments
 from gateway.session import AnyGateway
 from gateway.toolset import Session
@@ -37,7 +39,7 @@ from gateway.types import (
     ToolResult,
     ToolSpec,
 )
-from mtrl_plugins.environments.host_process import EnvironmentFailed, EnvironmentHost, HostEpisode
+from mtrl_plugins.environments.host_process import EnvironmentFailed, EnvironmentHost
 from mtrl_plugins.environments.settings import EpisodeSettings
 from trainer.data.row_media import Row
 from trainer.ledger import Author, Message
@@ -153,19 +155,37 @@ class ProcessEpisodes:
     @asynccontextmanager
     async def open(self, seed: int, options: Mapping[str, Any]) -> AsyncIterator[tuple[Episode, EpisodeAnswer]]:
         """Begins an episode."""
-        episode, answer = await self.host.open_episode(seed, options)
+        episode = ProcessEpisode(self.host, await self.host.running())
         try:
-            yield _ProcessEpisode(episode, self.host.name), read_answer(answer, self.host.name)
+            yield episode, await episode.ask("open", seed=seed, options=dict(options))
         finally:
             episode.close()
 
 
-class _ProcessEpisode:
-    def __init__(self, episode: HostEpisode, owner: str) -> None:
-        self._episode, self._owner = episode, owner
+class ProcessEpisode:
+    """An episode in one process, under a name that it has there."""
+
+    def __init__(self, host: EnvironmentHost, child: RequestProcess) -> None:
+        self._host, self._child, self._name = host, child, host.join(child)
+        self._hangs = False
+
+    async def ask(self, operation: str, **fields: Any) -> EpisodeAnswer:
+        """Sends a request. Raises EnvironmentFailed if the environment broke or took too long."""
+        try:
+            answer = await self._host.ask(self._child, operation, {"episode": self._name, **fields})
+        except EnvironmentFailed as error:
+            self._hangs = isinstance(error.__cause__, TimeoutError)
+            raise
+        return read_answer(answer, self._host.name)
 
     async def step(self, tool: str, action: Mapping[str, Any]) -> EpisodeAnswer:
-        return read_answer(await self._episode.ask("step", action=dict(action)), self._owner)
+        return await self.ask("step", action=dict(action))
+
+    def close(self) -> None:
+        """Ends the episode, without waiting for the environment."""
+        with suppress(ProcessEnded):
+            self._child.send({"do": "close", "episode": self._name})
+        self._host.leave(self._child, hangs=self._hangs)
 
 
 RESET, TEXT_STEP = "environment_reset", "environment_step"

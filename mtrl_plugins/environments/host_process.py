@@ -205,9 +205,9 @@ class EnvironmentHost:
 
     async def request_async(self, operation: str, **fields: Any) -> Any:
         """Sends a request and waits for the answer, in any event loop."""
-        return await self.ask(await self._running(), operation, fields)
+        return await self.ask(await self.running(), operation, fields)
 
-    async def _running(self) -> RequestProcess:
+    async def running(self) -> RequestProcess:
         """The process, started if necessary."""
         child = self._child
         return child if child is not None and not child.has_ended else await to_thread.run_sync(self.start)
@@ -227,15 +227,6 @@ class EnvironmentHost:
             return future.result()
         except (ProcessEnded, RequestRefused, TimeoutError) as error:
             raise self._failure(operation, error) from error
-
-    async def open_episode(self, seed: int, options: Mapping[str, Any]) -> tuple[HostEpisode, Any]:
-        """Opens an episode, which stays with the process that has it; and the environment's first answer."""
-        episode = HostEpisode(self, await self._running())
-        try:
-            return episode, await episode.ask("open", seed=seed, options=dict(options))
-        except BaseException:
-            episode.close()
-            raise
 
     def join(self, child: RequestProcess) -> str:
         """A name for a new episode of a process."""
@@ -283,28 +274,6 @@ class EnvironmentHost:
             problem = f"{self.name} did not answer {operation!r} within {self.settings.timeout_s:g} s"
             remedy = "raise `environment.timeout_s`"
         return EnvironmentFailed(f"{problem}\n  remedy: {remedy}" if remedy else problem)
-
-
-class HostEpisode:
-    """An episode in one process, under a name that it has there."""
-
-    def __init__(self, host: EnvironmentHost, child: RequestProcess) -> None:
-        self._host, self._child, self._name = host, child, host.join(child)
-        self._hangs = False
-
-    async def ask(self, operation: str, **fields: Any) -> Any:
-        """Sends a request. Raises EnvironmentFailed if the environment broke or took too long."""
-        try:
-            return await self._host.ask(self._child, operation, {"episode": self._name, **fields})
-        except EnvironmentFailed as error:
-            self._hangs = isinstance(error.__cause__, TimeoutError)
-            raise
-
-    def close(self) -> None:
-        """Ends the episode, without waiting for the environment."""
-        with suppress(ProcessEnded):
-            self._child.send({"do": "close", "episode": self._name})
-        self._host.leave(self._child, hangs=self._hangs)
 
 
 hosts: dict[str, EnvironmentHost] = {}

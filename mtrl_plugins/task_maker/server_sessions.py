@@ -20,7 +20,6 @@ from gateway.errors import ConfigError, GatewayError, Unavailable, unwrap_error
 from gateway.gateway import Gateway
 from gateway.large_json import is_large
 from gateway.plural import format_count
-from gateway.session import AnyGateway
 from gateway.state.state_hash import POLICY_PATH, has_hash_form
 from gateway.types import Outcome, Task, ToolCall, ToolSpec
 from mtrl_plugins.task_maker.values import Value, is_usable, parse_result, reports_error
@@ -33,50 +32,6 @@ MAX_STRUCTURED = 10 * MAX_RESULT
 """Its size as values, each of which takes more than its characters."""
 AT_ONCE = 8
 """Sessions that are open at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerGateway:
-    """A gateway with the tools of one server only."""
-
-    gateway: AnyGateway
-    config: ServerConfig
-    has_folder: bool
-    """Whether each rollout's process has a folder, whose state can be compared."""
-    state_names: tuple[str, ...]
-    """The prepared states that rollouts may name."""
-    find_state: Callable[[str], Path | None]
-    """The folder or archive of a prepared state."""
-    problem: str
-    """Why the server is down; empty if it is up."""
-    unusable_tools: Mapping[str, str]
-    """The tools that it does not offer, each with the reason."""
-
-
-@asynccontextmanager
-async def open_server_gateway(mcp: Path, name: str) -> AsyncIterator[ServerGateway]:
-    """Opens the tools of one server of a servers file; raises ConfigError if there is no such server."""
-    plan = build_plan(None, mcp)
-    source = next((source for source in plan.sources if source.name == name), None)
-    if source is None:
-        known = ", ".join(plan.config.servers) or "none"
-        raise ConfigError(
-            f"there is no server {name!r}", file=mcp, field="--server", remedy=f"its servers are: {known}"
-        )
-    backend: Any = source.backend
-    async with Gateway([source], services=plan.services) as gateway:
-        status = backend.status
-        problem = "" if status.state == "up" else status.reason or status.state
-        states = backend.prepared_states
-        yield ServerGateway(
-            gateway,
-            backend.config,
-            needs_folder(backend.config),
-            states.names(),
-            states.find,
-            problem,
-            status.quarantined,
-        )
 
 
 async def run_concurrently(count: int, work: Callable[[int], Awaitable[T]]) -> list[T]:
@@ -190,24 +145,33 @@ RESET_REMEDY = (
 @asynccontextmanager
 async def open_server(mcp: Path, name: str, state: str | None, tools: tuple[str, ...]) -> AsyncIterator[Server]:
     """The server of a servers file. Raises ConfigError with what to do where tasks cannot be made from it."""
-    async with open_server_gateway(mcp, name) as opened:
-        config, has_folder = opened.config, opened.has_folder
-        if config.isolation not in ("process", "sandbox"):
-            problem = f"its state cannot be reset: all rollouts use one process (`isolation: {config.isolation}`)"
-            raise ConfigError(problem, file=mcp, field=f"mcpServers.{name}.isolation", remedy=RESET_REMEDY)
-        if opened.problem:
-            raise ConfigError(f"server {name!r} is down: {opened.problem}", file=mcp, remedy="see `mtrl-gateway check`")
-        specs = {spec.name: spec for spec in opened.gateway.specs if spec.audience == "policy"}
-        _check_tools(tools, specs, opened.unusable_tools)
+    plan = build_plan(None, mcp)
+    source = next((source for source in plan.sources if source.name == name), None)
+    if source is None:
+        remedy = f"its servers are: {', '.join(plan.config.servers) or 'none'}"
+        raise ConfigError(f"there is no server {name!r}", file=mcp, field="--server", remedy=remedy)
+    backend: Any = source.backend
+    config: ServerConfig = backend.config
+    if config.isolation not in ("process", "sandbox"):
+        problem = f"its state cannot be reset: all rollouts use one process (`isolation: {config.isolation}`)"
+        raise ConfigError(problem, file=mcp, field=f"mcpServers.{name}.isolation", remedy=RESET_REMEDY)
+    async with Gateway([source], services=plan.services) as gateway:
+        status = backend.status
+        if status.state != "up":
+            problem = f"server {name!r} is down: {status.reason or status.state}"
+            raise ConfigError(problem, file=mcp, remedy="see `mtrl-gateway check`")
+        specs = {spec.name: spec for spec in gateway.specs if spec.audience == "policy"}
+        _check_tools(tools, specs, status.quarantined)
         chosen = {key: spec for key, spec in specs.items() if not tools or key in tools}
         if not chosen:
-            reasons = "".join(f"; {tool}: {reason}" for tool, reason in opened.unusable_tools.items())
+            reasons = "".join(f"; {tool}: {reason}" for tool, reason in status.quarantined.items())
             remedy = "correct these tools" if reasons else "see `mtrl-gateway list`"
             raise ConfigError(f"server {name!r} offers no tools{reasons}", file=mcp, remedy=remedy)
-        states = _states(config, opened, state)
-        files = {one: tuple(_paths(opened.find_state(one))) for one in states} if has_folder else {}
+        states = _states(backend.prepared_states.names() if config.states is not None else (), state)
+        has_folder = needs_folder(config)
+        files = {one: tuple(_paths(backend.prepared_states.find(one))) for one in states} if has_folder else {}
         is_prepared = config.state is not None or config.states is not None
-        yield Server(opened.gateway, name, chosen, has_folder, states, files, is_prepared)
+        yield Server(gateway, name, chosen, has_folder, states, files, is_prepared)
 
 
 def describe_server(server: Server) -> str:
@@ -245,16 +209,15 @@ def _check_tools(tools: tuple[str, ...], specs: Mapping[str, Any], unusable: Map
             raise ConfigError(f"the server has no tool {tool!r}", field="--tool", remedy=remedy)
 
 
-def _states(config: ServerConfig, opened: ServerGateway, state: str | None) -> tuple[str, ...]:
-    names = opened.state_names if config.states is not None else ()
-    if state is not None and state not in names:
+def _states(names: tuple[str, ...], state: str | None) -> tuple[str, ...]:
+    if state is None:
+        return names or ("",)
+    if state not in names:
         close = closest_match(state, list(names))
         known = f"there are: {', '.join(names)}" if names else "give the server a folder of them with `states`"
         remedy = f"did you mean {close!r}?" if close else known
         raise ConfigError(f"the server has no state {state!r}", field="--state", remedy=remedy)
-    if state is not None:
-        return (state,)
-    return opened.state_names if config.states is not None and opened.state_names else ("",)
+    return (state,)
 
 
 def read_examples(file: Path | None) -> dict[str, list[Mapping[str, Any]]]:

@@ -178,9 +178,9 @@ class WorkerPool:
     ) -> None:
         """Workers of other machines end with the pool `is_last` of a run, and wait for the next one otherwise.
 
-        `acts_unseen`: rollouts may act otherwise than by calls.
+        `acts_unseen`: rollouts may do things of which workers do not tell: an agent's, a plug-in's, an environment's.
         """
-        self._acts_unseen = acts_unseen
+        self.acts_unseen = acts_unseen
         self.settings = settings
         self._is_last, self._is_over = is_last, False
         self._job, self._engine, self._log = job, engine, log
@@ -209,7 +209,8 @@ class WorkerPool:
 
     def wrap(self, runner: RolloutRunner) -> RolloutRunner:
         """A runner like this one, whose rollouts workers play."""
-        return with_workers(runner, self, acts_unseen=self._acts_unseen)
+        shared = {field.name: getattr(runner, field.name) for field in fields(RolloutRunner)}
+        return WorkerRunner(**shared, pool=self)
 
     def describe(self) -> str:
         """The state of the workers in words."""
@@ -411,18 +412,10 @@ class WorkerRunner(RolloutRunner):
     """Has workers run rollouts."""
 
     pool: WorkerPool = field(kw_only=True)
-    acts_unseen: bool = field(default=False, kw_only=True)
-    """Whether rollouts may do things of which workers do not tell: an agent's, a plug-in's, an environment's."""
 
     async def run(
         self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, slot: Slot | None = None
     ) -> Rollout:
         """Runs one rollout. Failures become stop reasons, not exceptions."""
-        assignment = Assignment(self, task, group, index, attempt, slot or nullcontext(), self.acts_unseen)
+        assignment = Assignment(self, task, group, index, attempt, slot or nullcontext(), self.pool.acts_unseen)
         return await self.pool.play(assignment)
-
-
-def with_workers(runner: RolloutRunner, pool: WorkerPool, *, acts_unseen: bool) -> WorkerRunner:
-    """A runner like this one, whose rollouts workers play."""
-    shared = {field.name: getattr(runner, field.name) for field in fields(RolloutRunner)}
-    return WorkerRunner(**shared, pool=pool, acts_unseen=acts_unseen)

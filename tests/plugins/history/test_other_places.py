@@ -20,7 +20,7 @@ from mtrl_plugins.history.settings import HistorySettings
 from mtrl_plugins.trl.reward_functions import reward_arguments
 from mtrl_plugins.workers.settings import WorkerSettings
 from mtrl_plugins.workers.worker_job import make_worker_job
-from mtrl_plugins.workers.worker_pool import WorkerPool, with_workers
+from mtrl_plugins.workers.worker_pool import WorkerPool
 from tests.plugins.history.families import delegate
 from tests.plugins.history.long_chats import REQUEST, sampled_turns
 from tests.plugins.workers.pools import write_tools
@@ -148,7 +148,7 @@ async def test_worker_plays_them_as_this_process_does(tmp_path: Path) -> None:
     job = make_worker_job(settings, folder / "model", template, engine, 60.0)
     with anyio.fail_after(150):
         async with WorkerPool(WorkerSettings(workers=1), job, engine, folder, print) as pool:
-            runner = with_workers(make_runner(settings, folder, engine), pool, acts_unseen=False)
+            runner = pool.wrap(make_runner(settings, folder, engine))
             rollout = await runner.run(make_tasks("t")[0], group="g")
     assert rollout.stop is StopReason.DONE and len(rollout.ledgers) > 3, rollout.reason
     assert without_times(rollout) == without_times(expected) and rollout.infos == expected.infos

@@ -27,7 +27,6 @@ from mtrl_plugins.task_maker.server_sessions import (
     ServerSession,
     describe_server,
     open_server,
-    open_server_gateway,
     read_examples,
 )
 from mtrl_plugins.task_maker.values import split_of
@@ -65,7 +64,7 @@ async def test_same_seed_makes_the_same_tasks_and_splits_share_no_value() -> Non
 @asynccontextmanager
 async def shipped_rows(split: Any, count: int) -> AsyncIterator[tuple[Any, Sequence[Any]]]:
     with anyio.fail_after(PATIENCE_S):
-        async with open_server_gateway(SERVERS, "shelves") as opened:
+        async with open_server(SERVERS, "shelves", None, ()) as opened:
             yield opened.gateway, load_rows(FOLDER / FILES[split])[:count]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mtrl_plugins.scripts.script_reader import ScriptReader
 from mtrl_plugins.scripts.translate import translate
 from mtrl_plugins.verl.conversions import VERL_TABLE
@@ -11,39 +9,6 @@ from mtrl_plugins.verl.read_config import read_command
 from tests.conftest import Write
 from tests.plugins.verl.test_verl_keys import ROLLOUT, get_error, get_setting, translate_words
 from tests.trainer.train.jobs import demo_model
-
-
-@pytest.mark.parametrize(
-    ("words", "setting", "value"),
-    [
-        ("data.truncation=left data.filter_overlong_prompts=True", "prompts", 1024),
-        ("data.truncation=left", "prompts", 1024),
-        ("data.prompt_key=question", "prompts", 1024),
-        ("+actor_rollout_ref.model.override_config.max_position_embeddings=32768", "prompts", 1024),
-        (f"{ROLLOUT}.val_kwargs.do_sample=True {ROLLOUT}.val_kwargs.n=4 {ROLLOUT}.val_kwargs.top_p=0.7", "n", 8),
-        ("trainer.logger=[console,swanlab,wandb]", "report", ["wandb"]),
-        ("trainer.test_freq=False", "evaluation.every", 0),
-        ("+recipe=one_step_off_policy", "mode", "one_step_off"),
-        ("actor_rollout_ref.model.lora.rank=8 actor_rollout_ref.model.lora.alpha=16", "update.lora",
-         {"rank": 8, "alpha": 16}),
-        ("+actor_rollout_ref.model.override_config.attention_dropout=0.", "prompts", 1024),
-    ],
-)  # fmt: skip
-def test_key_is_translated(words: str, setting: str, value: object) -> None:
-    assert get_setting(translate_words(*words.split()), setting) == value
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("+actor_rollout_ref.model.override_config.max_position_embeddings=64", "write it into the configuration"),
-        ("recipe=vla", "the recipe 'vla' is not supported"),
-        ("actor_rollout_ref.model.lora.target_modules=[linear_qkv]", "'linear_qkv' is a module of Megatron's models"),
-        ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", "write it into the configuration"),
-    ],
-)
-def test_key_that_changes_the_result_is_refused(words: str, expected: str) -> None:
-    assert expected in get_error(*words.split())
 
 
 def test_truncation_is_refused_for_a_row_that_is_too_long_and_for_no_other(write: Write) -> None:

@@ -12,7 +12,7 @@ import psutil
 
 from mtrl_plugins.workers.settings import WorkerSettings
 from mtrl_plugins.workers.worker_job import WorkerJob, make_worker_job
-from mtrl_plugins.workers.worker_pool import WorkerPool, with_workers
+from mtrl_plugins.workers.worker_pool import WorkerPool
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns, make_tasks, render_calls
 from tests.trainer.tokenizer_families import save_tokenizer_folder
@@ -107,7 +107,7 @@ def make_runner(folder: Path, engine: ScriptedEngine, pool: WorkerPool | None = 
     gateway = make_gateway(settings)
     template = load_template(folder / "model", settings.template)
     runner = RolloutRunner(engine, template, gateway, settings.limits, seed=settings.seed)
-    return runner if pool is None else with_workers(runner, pool, acts_unseen=False)
+    return runner if pool is None else pool.wrap(runner)
 
 
 def tasks(*names: str) -> list[Task]:
