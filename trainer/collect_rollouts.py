@@ -32,6 +32,7 @@ from trainer.rollout.settings import RolloutSettings
 from trainer.rollout.steppers import Stepper
 from trainer.rollout.task import Task
 from trainer.setup import (
+    find_down_servers,
     load_data,
     load_template,
     make_gateway,
@@ -39,7 +40,6 @@ from trainer.setup import (
     make_stepper,
     probe_for_job,
     trust_model,
-    unavailable_servers,
 )
 from trainer.storage.rollout_file import RESTART, ROLLOUTS_FILE, RolloutWriter
 from trainer.storage.run_files import RUN_INFO_FILE, write_json
@@ -72,9 +72,7 @@ async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
             start(settings.out / "tape")
         mistakes = check_task_names(tasks, gateway.specs) + check_state_names(tasks, gateway)
         mistakes += (mistake for part in settings.parts for mistake in part.find_mistakes(tasks))
-        mistakes += [
-            ConfigError(one.problem, remedy=one.remedy) for one in unavailable_servers(gateway) if not one.optional
-        ]
+        mistakes += find_down_servers(gateway)
         if mistakes:
             raise ConfigErrors(mistakes)
         trust_model(settings, settings.model)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gateway.errors import ConfigError
 from gateway.plugins import installed_plugins, load_name
@@ -33,15 +33,6 @@ GATEWAY_TOKEN = "MTRL_GATEWAY_TOKEN"  # noqa: S105 (a name)
 """The environment variable with the token of a gateway elsewhere."""
 RECONNECT_S = 120.0
 """How long a rollout's session waits for a gateway elsewhere that is being restarted."""
-
-
-class UnavailableServer(NamedTuple):
-    """A server that does not answer."""
-
-    problem: str
-    remedy: str
-    optional: bool
-    """The configuration says that the run may go on without it."""
 
 
 def make_gateway(
@@ -87,14 +78,16 @@ def find_empty_folder(tools: str | Sequence[str]) -> str:
     return f"{folder} has no YAML file: write one that names each tool, as in `tools: [{{function: my_tools:look_up}}]`"
 
 
-def unavailable_servers(gateway: AnyGateway) -> Iterator[UnavailableServer]:
-    """The servers whose tools are missing."""
+def find_down_servers(gateway: AnyGateway) -> list[ConfigError]:
+    """The servers whose tools are missing, except those without which the run may go on."""
+    found = []
     for source in getattr(gateway, "sources", ()):
         status: Any = getattr(source.backend, "status", None)
-        if status is not None and status.state != "up":
-            server: Any = source.backend.config
-            remedy = f"start it: {server.start}" if server.start else status.remedy
-            yield UnavailableServer(f"server {status.name} is {status.state}: {status.reason}", remedy, server.optional)
+        if status is not None and status.state != "up" and not source.backend.config.optional:
+            start = source.backend.config.start
+            remedy = f"start it: {start}" if start else status.remedy
+            found.append(ConfigError(f"server {status.name} is {status.state}: {status.reason}", remedy=remedy))
+    return found
 
 
 def is_native_tool(gateway: AnyGateway, name: str) -> bool:

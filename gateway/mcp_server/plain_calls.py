@@ -98,7 +98,7 @@ class PlainCalls:
         await answer.finish(scope, body, status)
 
     def _read_call(self, headers: Mapping[bytes, bytes], body: bytes) -> PlainCall | None:
-        """The call in a request; None if it is anything else, or if its head does not say the same."""
+        """The call of an offered tool in a request; None if it is anything else, or if its head says something else."""
         if len(body) > SMALL_LENGTH:
             return None
         try:

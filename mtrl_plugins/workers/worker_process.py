@@ -40,12 +40,12 @@ from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, Span
 from trainer.setup import (
     RECONNECT_S,
+    find_down_servers,
     load_template,
     make_gateway,
     make_sampling,
     make_stepper,
     trust_model,
-    unavailable_servers,
 )
 from trainer.storage.rollout_line import dump_rollout
 from trainer.template import TemplateError
@@ -227,8 +227,8 @@ async def _open_runner(job: WorkerJob, options: WorkerOptions, engine: RemoteEng
             gateway = await stack.enter_async_context(make_gateway(settings))
         except Unavailable as error:
             raise AwayError(str(error), remedy="start the gateway, or name other tools with --tools") from error
-        if down := [server for server in unavailable_servers(gateway) if not server.optional]:
-            raise AwayError("\n".join(str(ConfigError(server.problem, remedy=server.remedy)) for server in down))
+        if down := find_down_servers(gateway):
+            raise AwayError("\n".join(map(str, down)))
         model = options.model or job.model
         trust_model(settings, model)
         template = await to_thread.run_sync(load_template, model, settings.template, gateway.specs)

@@ -15,6 +15,7 @@ from mcp_types import HEADER_MISMATCH, INVALID_PARAMS
 from starlette.types import Message
 
 from gateway.mcp_server import plain_calls
+from gateway.mcp_server.server_state import McpServerState
 from gateway.tool_table import Source
 from gateway.toolset import Session, ToolsetWrapper
 from gateway.types import Task
@@ -22,6 +23,7 @@ from tests.mcp_server.clients import native_source, serve_gateway
 from tests.toolset_conformance.sample_tools import sample_sources
 from tests.waiting import PATIENCE_S, wait_until
 
+ABSENT = object()
 VERSION = "2026-07-28"
 PREFIX = "io.modelcontextprotocol/"
 PLAIN_META: dict[str, Any] = {
@@ -32,10 +34,17 @@ PLAIN_META: dict[str, Any] = {
 
 
 async def post_call(
-    http: httpx2.AsyncClient, url: str, name: str, arguments: dict[str, Any], *, plain: bool = True, **headers: str
+    http: httpx2.AsyncClient,
+    url: str,
+    name: str,
+    arguments: dict[str, Any],
+    meta: dict[str, Any] = PLAIN_META,
+    *,
+    plain: bool = True,
+    **headers: str,
 ) -> tuple[int, Any]:
     """The status and the JSON of an answer. A call that is not `plain` asks for progress, and is served by the SDK."""
-    meta = PLAIN_META if plain else {**PLAIN_META, "progressToken": 1}
+    meta = meta if plain else {**meta, "progressToken": 1}
     params = {"name": name, "arguments": arguments, "_meta": meta}
     request = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
     response = await http.post(url, json=request, headers=call_headers(name) | headers)
@@ -100,6 +109,28 @@ async def test_requests_that_are_not_well_formed_are_refused() -> None:
         assert refused.status_code == 406
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("protocolVersion", "2026-07-29", HEADER_MISMATCH),
+        ("protocolVersion", None, HEADER_MISMATCH),
+        ("clientCapabilities", None, INVALID_PARAMS),
+        ("clientCapabilities", ABSENT, INVALID_PARAMS),
+        ("protocolVersion", ABSENT, INVALID_PARAMS),
+    ],
+)
+async def test_an_envelope_that_does_not_fit_is_refused_like_the_sdk_refuses_it(
+    key: str, value: Any, code: int
+) -> None:
+    meta = {**PLAIN_META, f"{PREFIX}{key}": value}
+    if value is ABSENT:
+        del meta[f"{PREFIX}{key}"]
+    async with serve_gateway(sample_sources) as (url, _), httpx2.AsyncClient(timeout=PATIENCE_S) as http:
+        status, answer = await post_call(http, url, "remember", {"word": "a"}, meta)
+        assert (status, answer["error"]["code"]) == (400, code)
+        assert (status, answer) == await post_call(http, url, "remember", {"word": "a"}, meta, plain=False)
+
+
 async def post_call_accepting(http: httpx2.AsyncClient, url: str, accept: str) -> httpx2.Response:
     headers = call_headers("remember") | {"accept": accept, "content-type": "application/json"}
     return await http.post(url, content=json.dumps({"jsonrpc": "2.0"}), headers=headers)
@@ -124,12 +155,15 @@ class SlowToOpen(ToolsetWrapper):
         yield  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("is_opening", [False, True], ids=["running", "opening"])
-async def test_the_call_of_a_client_that_disconnects_is_cancelled(is_opening: bool) -> None:
+@pytest.mark.parametrize("phase", ["running", "opening", "waiting"])
+async def test_the_call_of_a_client_that_disconnects_is_cancelled(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it runs, while its session opens, and while it waits for the tool of a server that starts."""
     states: list[str] = []
-    async with serve_gateway(partial(hanging_sources, states, is_opening=is_opening)) as (url, _):
+    if phase == "waiting":
+        monkeypatch.setattr(McpServerState, "wait_for_tool", lambda self, name: hang(states))
+    async with serve_gateway(partial(hanging_sources, states, is_opening=phase == "opening")) as (url, _):
         async with httpx2.AsyncClient(timeout=PATIENCE_S) as http, anyio.create_task_group() as tasks:
-            tasks.start_soon(post_call, http, url, "tool", {})
+            tasks.start_soon(post_call, http, url, "late" if phase == "waiting" else "tool", {})
             await wait_until(lambda: "started" in states)
             tasks.cancel_scope.cancel()
         await wait_until(lambda: "ended" in states)

@@ -42,6 +42,7 @@ from trainer.rollout.settings import ServingSettings
 from trainer.rollout.steppers import Stepper
 from trainer.rollout.task import Task
 from trainer.setup import (
+    find_down_servers,
     find_unknown_tools,
     load_data,
     load_template,
@@ -50,7 +51,6 @@ from trainer.setup import (
     make_stepper,
     probe_for_job,
     trust_model,
-    unavailable_servers,
 )
 from trainer.train.settings import TrainSettings
 from trainer.weight_files import read_weight_files
@@ -145,12 +145,7 @@ def require_tasks(settings: TrainSettings) -> None:
 
 def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGateway) -> list[ConfigError]:
     """Tool servers that are down, and tools and interactions in rows and curriculum that the gateway does not offer."""
-    mistakes = [
-        ConfigError(server.problem, remedy=server.remedy)
-        for server in unavailable_servers(gateway)
-        if not server.optional
-    ]
-    mistakes += find_unknown_tools(gateway)
+    mistakes = [*find_down_servers(gateway), *find_unknown_tools(gateway)]
     for source in [*tasks.train.values(), tasks.held_out]:
         checked = source[:CHECKED_TASKS] if settings.data in example_names() else source
         mistakes += check_task_names(checked, gateway.specs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
@@ -29,17 +28,17 @@ class BackgroundTasks:
     """A context with background tasks that are cancelled when it is left. Entered and left by the same task."""
 
     def __init__(self) -> None:
-        self._stack, self._tasks = AsyncExitStack(), anyio.create_task_group()
+        self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._tasks)
-        self._stack.callback(self._tasks.cancel_scope.cancel)
+        await self._tasks.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, trace)
+        self._tasks.cancel_scope.cancel()
+        return await self._tasks.__aexit__(kind, error, trace)
 
 
 @dataclass(frozen=True, slots=True)
