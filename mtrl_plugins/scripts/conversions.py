@@ -96,8 +96,3 @@ def lr_decay(value: Any) -> str | None:
 def context_parallel(value: Any, config: SourceConfig) -> int | None:
     """How many ranks share every row; None if they do not."""
     return None if value is None or parse_count(value) == 1 else parse_count(value)
-
-
-def expert_parallel(value: Any, config: SourceConfig) -> bool | None:
-    """Whether ranks share the experts; None if each has all of them."""
-    return None if context_parallel(value, config) is None else True

@@ -217,6 +217,12 @@ def lora(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     return settings if targets in ([], ["all-linear"]) else settings | {"target_modules": targets}
 
 
+def expert_parallel(value: Any, config: SourceConfig) -> bool | None:
+    """Whether ranks share the experts; None if each has all of them, as with LoRA, which does not train them."""
+    is_shared = shared.context_parallel(value, config) is not None and config["tuner_type"] == "full"
+    return True if is_shared else None
+
+
 def vision(value: Any, config: SourceConfig) -> bool:
     """Whether the vision encoder is frozen."""
     if bool(value) != bool(config["freeze_aligner"]):

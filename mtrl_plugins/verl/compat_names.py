@@ -74,7 +74,9 @@ ALTERNATIVES: Mapping[str, str] = {
     "verl.interactions.weather_interaction": "copy the file next to your configuration, and name the class there",
     "verl.tools.sandbox_fusion_tools": "run the sandbox as an MCP server, or see gateway.feedback.code",
     "verl.tools.search_tool": "run the search as an MCP server",
-    "verl.tools.utils.search_r1_like_utils": "copy the file next to your configuration, and import it from there",
+    "verl.tools.utils.search_r1_like_utils": (
+        "copy the file next to your configuration, import it from there, and `pip install ray` for its pools"
+    ),
     "verl.tools.image_zoom_in_tool": "copy the file next to your configuration, and name the class there",
     "verl.tools.geo3k_tool": "copy the file next to your configuration, and name the class there",
     "verl.tools.utils.mcp_clients": "the gateway opens MCP servers itself; override `_parse_tool_result`",

@@ -62,6 +62,12 @@ def test_conflicting_entries_of_a_server_are_both_named(
     )
 
 
+def test_two_interactions_of_one_name_are_both_named(write: Write, load_errors: LoadErrors) -> None:
+    write("tool_configs/t.yaml", "interaction: [{name: user, class_name: a.B}, {name: user, class_name: a.C}]")
+    (message,) = load_errors()
+    assert message.startswith("tool_configs/t.yaml:1: interaction[1]: two interactions are named 'user': one of")
+
+
 def test_errors_of_all_files_are_reported_together(write: Write, load_errors: LoadErrors) -> None:
     write("mcp_servers.json", '{"mcpServers": {"x": {"comand": "y"}, "two": {"command": "a", "url": "http://b"}}}')
     write(

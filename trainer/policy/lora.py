@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trainer.engine.base import Adapters, AdapterShape, PolicyWeights
+from trainer.policy.memory_parts import find_targets_beside_experts
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.settings import LoraSettings, PolicyError
 from trainer.policy.shards import has_shards, load_model_tensors, read_model_sizes
@@ -35,7 +36,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise PolicyError("`update.lora` needs the package peft", "pip install 'mtrl-rl[lora]'") from error
-    targets = list(settings.target_modules) or "all-linear"
+    targets = list(settings.target_modules) or find_targets_beside_experts(model) or "all-linear"
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
@@ -51,6 +52,11 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
             raise PolicyError(
                 f"`update.lora.target_modules`: {error}", "name layers of this model, or leave it out to adapt all"
             ) from error
+    adapted: Any = model
+    if adapted.peft_config[ADAPTER].target_parameters:  # Which peft takes names of an expert's layers for.
+        raise PolicyError(
+            "`update.lora.target_modules`: experts and their routers get no adapters", "name layers of attention"
+        )
 
 
 def save_adapters(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor]) -> None:

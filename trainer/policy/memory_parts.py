@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ ADAPTABLE = (torch.nn.Linear, torch.nn.Embedding)
 
 
 def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
-    """The layers that get adapters: those of `update.lora.target_modules`, by default all linear ones but the head.
+    """The layers that get adapters: those of `update.lora.target_modules`, by default all linear ones but the head, or
+    those of attention in a model of experts.
 
     A vision encoder that is not trained gets none.
     """
@@ -28,12 +30,13 @@ def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
         return []
     family = family_from_config(model.config.to_dict())
     frozen = f"{family.vision_module}." if family and not update.trains_vision else ""
+    targets = update.lora.target_modules or find_targets_beside_experts(model)
     layers = []
     for name, layer in model.named_modules():
         if frozen and name.startswith(frozen):
             continue
-        if update.lora.target_modules:
-            is_adapted = any(_is_target(name, target) for target in update.lora.target_modules)
+        if targets:
+            is_adapted = any(_is_target(name, target) for target in targets)
         else:
             is_adapted = isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
         if is_adapted and isinstance(layer, ADAPTABLE):
@@ -50,6 +53,20 @@ def find_unknown_targets(model: Any, targets: Sequence[str]) -> tuple[list[str],
 
 def _is_target(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
+
+
+def find_targets_beside_experts(model: Any) -> list[str]:
+    """Names of the linear layers but the head, without those of parts, such as `mlp`, that have experts in some layer;
+    none for a model without experts, all of whose layers can get adapters."""
+    parts = [(_LAYER_PART.match(name), name, module) for name, module in model.named_modules()]
+    with_experts = {part[1] for part, _, module in parts if part and is_expert_stack(module)}
+    head = model.get_output_embeddings()
+    linear = [each for each in parts if isinstance(each[2], torch.nn.Linear) and each[2] is not head]
+    kept = {name.rpartition(".")[2] for part, name, _ in linear if part is None or part[1] not in with_experts}
+    return sorted(kept) if with_experts else []
+
+
+_LAYER_PART = re.compile(r".*\blayers\.\d+\.(\w+)\.")
 
 
 def is_expert_stack(module: Any) -> bool:

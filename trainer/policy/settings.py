@@ -38,7 +38,7 @@ class LoraSettings(FrozenModel):
     """Adapters are scaled by alpha / rank."""
     target_modules: tuple[str, ...] = ()
     """The layers that get adapters, by the end of their names, such as `q_proj`; by default all linear layers but the
-    head."""
+    head, in a model of experts those of attention."""
 
 
 class CriticSettings(FrozenModel):

@@ -48,16 +48,20 @@ def test_matrices_within_layers_are_changed_by_muon_and_all_other_weights_by_ada
     make_optimizer = partial(MuonWithAdamW, muon_lr=0.02)
     policy = Policy(model, UpdateSettings(lr=3e-3, max_grad_norm=1e9), make_optimizer=make_optimizer)
     weights = dict(other.named_parameters())
-    for name, weight in model.named_parameters():
-        weight.grad = torch.randn_like(weight)
-        weights[name].grad = weight.grad.clone()
-    policy.step()
     matrices = [weights.pop(name) for name in [*weights] if ".layers." in name and weights[name].ndim == 2]
     assert len(matrices) == 14
-    torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0).step()
-    torch.optim.AdamW(weights.values(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0).step()
-    for changed, expected in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.allclose(changed, expected, atol=1e-6)
+    muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0)
+    adamw = torch.optim.AdamW(weights.values(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    pairs = [*zip(model.parameters(), other.parameters(), copy.deepcopy(model).parameters(), strict=True)]
+    for _ in range(2):
+        for weight, expected, _ in pairs:
+            weight.grad = torch.randn_like(weight)
+            expected.grad = weight.grad.clone()
+        for optimizer in (policy, muon, adamw):
+            optimizer.step()
+    for weight, expected, before in pairs:
+        is_rounded = any(expected is matrix for matrix in matrices)  # torch's Muon computes in bfloat16.
+        assert (weight - expected).norm() < (0.02 if is_rounded else 1e-5) * (expected - before).norm()
 
 
 def test_loss_is_the_mean_cross_entropy_of_what_the_policy_wrote(model: PreTrainedModel, tmp_path: Path) -> None:

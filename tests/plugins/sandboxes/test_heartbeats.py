@@ -21,6 +21,7 @@ class RecordingServer:
 
     def __init__(self, url: str) -> None:
         self.url, self.renewed = url, list[list[str]]()
+        self.tokens: list[str | None] = []
         self.released = threading.Event()
 
 
@@ -29,6 +30,7 @@ def recording_server() -> Iterator[RecordingServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            server.tokens.append(self.headers["authorization"])
             server.renewed.append(body["ids"] if self.path == "/sandboxes/renew" else [])
             server.released.wait(PATIENCE_S)
             self.send_response(200)
@@ -69,3 +71,16 @@ def test_all_leases_of_a_server_are_renewed_and_a_server_that_hangs_delays_no_ot
         beats.add(f"{hung.url}/later", {}, SHORT_S)
         anyio.run(wait_until, lambda: ["later"] in hung.renewed)
         beats.remove(f"{hung.url}/later")
+
+
+def test_server_that_was_started_again_with_shorter_leases_and_another_token_is_renewed_as_it_now_asks() -> None:
+    beats = Heartbeats()
+    with recording_server() as server:
+        server.released.set()
+        beats.add(f"{server.url}/long", {"authorization": "old"}, 4 * PATIENCE_S)
+        beats.add(f"{server.url}/short", {"authorization": "new"}, SHORT_S)
+        anyio.run(wait_until, lambda: server.renewed.count(["long", "short"]) > 2)
+        assert {*server.tokens} == {"new"}
+        beats.remove(f"{server.url}/short")
+        beats.remove(f"{server.url}/long")
+        anyio.run(wait_until, lambda: not any(thread.name == "heartbeats" for thread in threading.enumerate()))

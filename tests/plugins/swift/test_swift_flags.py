@@ -174,7 +174,8 @@ def test_loss_flags_become_the_same_loss(words: str) -> None:
         ("", 1, False),
         ("--sequence_parallel_size 2", 2, False),
         ("--context_parallel_size 4 --expert_model_parallel_size 8 --train_type full", 4, True),
-        ("--expert_model_parallel_size 1", 1, False),
+        ("--expert_model_parallel_size 1 --tuner_type full", 1, False),
+        ("--expert_model_parallel_size 8 --tuner_type lora", 1, False),
     ],
 )
 def test_ranks_share_rows_and_experts_as_there(words: str, context: int, experts: bool) -> None:

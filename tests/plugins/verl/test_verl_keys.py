@@ -24,6 +24,8 @@ MINIMAL = (
     "actor_rollout_ref.rollout.n=8",
 )
 ROLLOUT = "actor_rollout_ref.rollout"
+OLDER = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+NEWER = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
 
 
 def translate_words(*words: str) -> Translation:
@@ -48,8 +50,10 @@ def get_error(*words: str) -> str:
     [
         ("data.val_files=['v.parquet']", "evaluation.data", "v.parquet"),
         ("data.val_max_samples=64", "evaluation.rows", 64),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=4", "distributed", {"context_parallel": 4}),
-        ("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=1", "distributed", None),
+        (f"{OLDER}=4", "distributed", {"context_parallel": 4}),
+        (f"{OLDER}=4 {NEWER}=1", "distributed", {"context_parallel": 4}),
+        (f"{OLDER}=1 {NEWER}=2", "distributed", {"context_parallel": 2}),
+        (f"{NEWER}=1", "distributed", None),
         ("data.train_files=['a','b']", "data", "a, b"),
         ("data.truncation=left data.filter_overlong_prompts=True", "prompts", 1024),
         ("data.truncation=left", "prompts", 1024),

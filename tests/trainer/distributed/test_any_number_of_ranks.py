@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.distributed.expert_models import save_expert_model
 from tests.trainer.distributed.rank_pools import (
     image_batch,
     make_updater,
@@ -47,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"critic": {}, "micro_batch_tokens": 64},
     ),
     "rloo, gradient checkpointing": ({"name": "rloo"}, {"gradient_checkpointing": True}),
+    "experts, LoRA": ({"name": "grpo"}, {"lora": {"rank": 4}}),
     "a teacher, LoRA": ({"name": "grpo"}, {"lora": {"rank": 4}, "minibatches": 2}),
     "a teacher's most likely tokens": ({"name": "grpo"}, {"micro_batch_tokens": 64}),
     "images": ({"name": "grpo"}, {"micro_batch_tokens": 48}),
@@ -61,11 +63,13 @@ NOISY = {"mismatch/mean", "mismatch/kl", "mismatch/max", "kl/old", "kl/reference
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model with text, whose head is tied, and one with images."""
+    """A model with text, whose head is tied, one with images, and one of experts."""
     text = tmp_path_factory.mktemp("text")
     tiny_model(tie_word_embeddings=True).save_pretrained(text)
     save_wider_model(text / "teacher")
-    return {"text": text, "images": seeing_model(tmp_path_factory.mktemp("images"), "qwen3_vl")}
+    experts = tmp_path_factory.mktemp("experts")
+    save_expert_model(experts, "qwen3_moe")
+    return {"text": text, "images": seeing_model(tmp_path_factory.mktemp("images"), "qwen3_vl"), "experts": experts}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -110,7 +114,7 @@ def run_alone(case: str, model: Path) -> tuple[list[dict[str, float]], dict[str,
 def test_losses_gradients_and_weights_do_not_depend_on_the_number_of_ranks(
     case: str, channel: LeaderChannel, models: dict[str, Path]
 ) -> None:
-    model = models["images" if case.startswith("images") else "text"]
+    model = models[next((kind for kind in models if case.startswith(kind)), "text")]
     expected, weights = run_alone(case, model)
     policy, updater = open_case(case, model, channel)
     for batch, metrics in zip(batches_of(case, model), expected, strict=False):

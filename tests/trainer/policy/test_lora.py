@@ -10,11 +10,13 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.trainer.distributed.expert_models import KINDS, save_expert_model
 from tests.trainer.policy.tiny_policies import example_batch, plain_logprobs, policy_logprobs, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.model import load_model
+from trainer.policy.memory_parts import find_adapted_layers
 from trainer.policy.policy import Policy
-from trainer.policy.settings import LoraSettings, UpdateSettings
+from trainer.policy.settings import LoraSettings, PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
 UPDATE = UpdateSettings(lr=3e-2, lora=LoraSettings(rank=4, alpha=8))
@@ -54,6 +56,24 @@ def test_engine_weights_are_merged_under_the_original_names(folder: Path) -> Non
     assert torch.allclose(
         policy_logprobs(policy, ROWS), torch.cat([plain_logprobs(plain, ids) for ids in ROWS]), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_beside_experts_is_adapted_and_merged(kind: str, tmp_path: Path) -> None:
+    plain = save_expert_model(tmp_path, kind)
+    policy = train_steps(Policy.load(tmp_path, UPDATE, "cpu"), 2)
+    assert {name.split(".")[3] for name, _ in policy.model.named_parameters() if "lora_" in name} == {"self_attn"}
+    changed = {name for name, value in plain.state_dict().items() if not torch.equal(value, policy.weights[name])}
+    assert len(changed) == 8
+    assert len(find_adapted_layers(plain, UPDATE)) == 8
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
+def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
+    save_expert_model(tmp_path, "mixtral")
+    with pytest.raises(PolicyError, match="experts and their routers get no adapters") as caught:
+        Policy.load(tmp_path, UpdateSettings(lora=LoraSettings(target_modules=("q_proj", "w1", "w3"))), "cpu")
+    assert caught.value.remedy == "name layers of attention"
 
 
 # A package calls its own deprecated attribute.
