@@ -178,7 +178,6 @@ def test_sessions_beyond_the_limit_end_the_longest_idle_of_the_peer_that_has_mos
 
 
 def test_sessions_that_are_not_used_go_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connected_clients, "UNUSED_S", 0.1)
     monkeypatch.setattr(connected_clients, "SWEEP_S", 0.05)
     ended, end = [], connected_clients.ConnectedClients._end
 
@@ -190,5 +189,6 @@ def test_sessions_that_are_not_used_go_early(monkeypatch: pytest.MonkeyPatch) ->
     with serve_mcp() as mcp:
         used, abandoned = mcp.open(), mcp.open()
         assert mcp.is_open(used)
+        monkeypatch.setattr(connected_clients, "UNUSED_S", 0.1)  # From here: opening and using them takes time, too.
         anyio.run(wait_until, lambda: ended)
         assert mcp.is_open(used) and not mcp.is_open(abandoned)
