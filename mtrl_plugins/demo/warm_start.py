@@ -93,7 +93,7 @@ WARM_START_KINDS = (*KINDS, "sum")
 class Recipe:
     """The steps and learning rates of a warm start."""
 
-    skill_steps: int = 1000
+    skill_steps: int = 1300
     """Steps on perfect demonstrations."""
     habit_steps: int = 150
     """Steps on demonstrations that mostly guess."""

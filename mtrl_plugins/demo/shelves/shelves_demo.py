@@ -106,5 +106,5 @@ def build_warm_start(folder: Path) -> WarmStartSetup:
     return WarmStartSetup(writer, draw_problems)
 
 
-HABIT_RECIPE = Recipe(demo="shelves", kinds=KINDS, skill_steps=1600)
+HABIT_RECIPE = Recipe(demo="shelves", kinds=KINDS, skill_steps=2000)
 DEMO = Demo(KINDS, draw_problem, {"habit": HABIT_RECIPE}, build_model, build_warm_start)

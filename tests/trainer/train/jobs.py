@@ -39,7 +39,7 @@ def demo_model() -> Path:
     from mtrl_plugins.demo.model_cache import find_or_build_model, recipe_digest
     from mtrl_plugins.demo.warm_start import Recipe
 
-    recipe = Recipe(skill_steps=200, habit_steps=0, kinds=("fact", "sum"))
+    recipe = Recipe(skill_steps=180, habit_steps=0, kinds=("fact", "sum"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
