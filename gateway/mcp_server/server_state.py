@@ -161,13 +161,14 @@ class McpServerState:
                 return await (await sessions.get_session(name)).call(call, context, scope)
             _require_tool(name, name in self.tools.by_name)
             # Modern HTTP requests belong to no connection, so nothing is kept between them.
+            result = CANCELLED
             with scope or anyio.CancelScope() as scope:
                 session = await self.gateway.begin(_task_of(name))
                 try:
-                    return await session.call(call, context, nullcontext(scope))
+                    result = await session.call(call, context, nullcontext(scope))
                 finally:
                     await session.close()
-            return CANCELLED
+            return result
         except GatewayError as error:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
 

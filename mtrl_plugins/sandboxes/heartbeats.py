@@ -5,18 +5,22 @@ They are threads, so that a busy event loop loses no sandbox. A server that hang
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
 import httpx2
 
+log = logging.getLogger(__name__)
+
 BEAT_S = 10.0
 BEATS_PER_LEASE = 4
+RETRY_S = 0.5
+"""Between tries where a beat failed: the leases of all sandboxes of a server hang on it."""
 
 
 @cache
@@ -32,6 +36,13 @@ class _Server:
     leases_s: dict[str, float]
     headers: Mapping[str, str]
     """Those of the newest sandbox, whose token is the server's now."""
+    is_failing: bool = False
+    """Told once, until a beat succeeds again."""
+
+    @property
+    def pause_s(self) -> float:
+        """The time between two beats."""
+        return min(self.leases_s.values()) / BEATS_PER_LEASE
 
 
 class Heartbeats:
@@ -46,9 +57,10 @@ class Heartbeats:
         address, _, id = url.rpartition("/")
         with self._changed:
             if address not in self._servers:
-                server = self._servers[address] = _Server({}, headers)
+                server = _Server({id: lease_s}, headers)
                 args = (address, server)
                 threading.Thread(target=self._run, args=args, name="heartbeats", daemon=True).start()
+                self._servers[address] = server  # Which the thread looks at only after this block.
             server = self._servers[address]
             server.headers = headers
             is_shorter = lease_s < min(server.leases_s.values(), default=lease_s)
@@ -67,19 +79,27 @@ class Heartbeats:
                     self._changed.notify_all()
 
     def _run(self, address: str, server: _Server) -> None:
-        with httpx2.Client(timeout=BEAT_S, trust_env=False, verify=make_tls()) as http:
+        with httpx2.Client(trust_env=False, verify=make_tls()) as http:
             while True:
                 renewed_at = time.monotonic()
                 with self._changed:
                     while self._servers.get(address) is server:
-                        due = renewed_at + min(server.leases_s.values()) / BEATS_PER_LEASE
+                        due = renewed_at + (RETRY_S if server.is_failing else server.pause_s)
                         if not self._changed.wait(max(0.0, due - time.monotonic())):
                             break
                     else:
                         return
-                    ids, headers = sorted(server.leases_s), server.headers
-                with suppress(httpx2.HTTPError):  # The next request tells what is wrong.
-                    http.post(f"{address}/renew", json={"ids": ids}, headers=headers)
+                    ids, headers, pause_s = sorted(server.leases_s), server.headers, server.pause_s
+                try:
+                    beat = http.post(
+                        f"{address}/renew", json={"ids": ids}, headers=headers, timeout=min(BEAT_S, pause_s)
+                    )
+                    beat.raise_for_status()
+                    server.is_failing = False
+                except httpx2.HTTPError as error:
+                    if not server.is_failing:
+                        log.warning("%s does not renew the leases of its sandboxes (%d here): %s", address, len(ids), error)
+                    server.is_failing = True
 
 
 HEARTBEATS = Heartbeats()

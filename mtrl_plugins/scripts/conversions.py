@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mtrl_plugins.scripts.key_table import SourceConfig, UnsupportedValue, parse_count, parse_number
+from mtrl_plugins.scripts.key_table import SourceConfig, UnsupportedValue, parse_number
 from trainer.data.dataset import RowSource, open_rows
 
 UNLIMITED = 1_000_000
@@ -93,6 +93,6 @@ def lr_decay(value: Any) -> str | None:
     return LR_SCHEDULES[value]
 
 
-def context_parallel(value: Any, config: SourceConfig) -> int | None:
-    """How many ranks share every row; None if they do not."""
-    return None if value is None or parse_count(value) == 1 else parse_count(value)
+def context_parallel(key: str, config: SourceConfig) -> int | None:
+    """How many ranks share every row, by the value of a key; None if they do not."""
+    return None if config[key] is None or config.count(key) == 1 else config.count(key)

@@ -217,10 +217,11 @@ def lora(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     return settings if targets in ([], ["all-linear"]) else settings | {"target_modules": targets}
 
 
-def expert_parallel(value: Any, config: SourceConfig) -> bool | None:
-    """Whether ranks share the experts; None if each has all of them, as with LoRA, which does not train them."""
-    is_shared = shared.context_parallel(value, config) is not None and config["tuner_type"] == "full"
-    return True if is_shared else None
+def shared_rows(value: Any, config: SourceConfig) -> int | None:
+    """How many ranks share every row, by either of two flags."""
+    return shared.context_parallel("sequence_parallel_size", config) or shared.context_parallel(
+        "context_parallel_size", config
+    )
 
 
 def vision(value: Any, config: SourceConfig) -> bool:

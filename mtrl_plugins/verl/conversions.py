@@ -437,9 +437,8 @@ def lora(value: Any, config: SourceConfig) -> dict[str, Any] | None:
 
 def shared_rows(value: Any, config: SourceConfig) -> int | None:
     """How many ranks share every row: the older key's value if that is more than 1, else the newer one's."""
-    older = shared.context_parallel(value, config)
-    newer = config["actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"]
-    return older or shared.context_parallel(newer, config)
+    older, newer = (f"actor_rollout_ref.actor.{place}ulysses_sequence_parallel_size" for place in ("", "fsdp_config."))
+    return shared.context_parallel(older, config) or shared.context_parallel(newer, config)
 
 
 def mode(value: Any, config: SourceConfig) -> str | None:

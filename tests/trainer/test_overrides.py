@@ -63,6 +63,9 @@ def test_an_evaluation_refuses_words_that_it_would_not_feel(tmp_path: Path) -> N
     assert done.exit_code == 2 and "update.lr=1: an evaluation does not read `update`" in done.output
     done = CliRunner().invoke(app, ["eval", str(tmp_path), "limits.turn_tokens=1"])
     assert done.exit_code == 2 and "not a run of `mtrl-train`" in done.output
+    (tmp_path / "run.json").write_text('{"settings": {"early_stop": {"window": 5}}}')
+    done = CliRunner().invoke(app, ["eval", str(tmp_path)])
+    assert done.exit_code == 2 and "settings.early_stop.window: a setting of the run does not fit" in done.output
 
 
 @pytest.mark.parametrize(

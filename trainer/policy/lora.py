@@ -55,7 +55,8 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
     adapted: Any = model
     if adapted.peft_config[ADAPTER].target_parameters:  # Which peft takes names of an expert's layers for.
         raise PolicyError(
-            "`update.lora.target_modules`: experts and their routers get no adapters", "name layers of attention"
+            "`update.lora`: experts and their routers get no adapters",
+            "name layers of attention in `update.lora.target_modules`",
         )
 
 

@@ -19,7 +19,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError
@@ -60,6 +60,11 @@ def load_run_settings(run: Path, kind: type[Settings], command: str) -> Settings
     try:
         info = json.loads((run / RUN_INFO_FILE).read_text(encoding="utf-8"))
         return kind.model_validate(info["settings"])
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        field = ".".join(map(str, ("settings", *first["loc"])))
+        problem = f"a setting of the run does not fit this version: {first['msg']}"
+        raise ConfigError(problem, file=run / RUN_INFO_FILE, field=field, remedy="correct it, or remove it") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         problem = f"not a run of `{command}` ({type(error).__name__})"
         remedy = f"name a folder that `{command} --out` made"

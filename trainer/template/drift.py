@@ -82,8 +82,9 @@ def find_drifts(
     except TemplateError as error:
         return (Drift(Cause.OTHER, str(error), template.tokenizer.decode(ledger.ids), 0),)
     ids = template.tokenizer.encode(rendered)
-    rest = template.tokenizer.decode(ids[len(ledger) :])
-    if ids[: len(ledger)] == ledger.ids and not strip_end_token(template, rest).strip():
+    rest = strip_end_token(template, template.tokenizer.decode(ids[len(ledger) :]))
+    is_whole = not rest or (template.is_turn_ended(ledger.ids) and not rest.strip())
+    if ids[: len(ledger)] == ledger.ids and is_whole:
         return ()  # Nearly always, and then no part has to be decoded and compared.
     drifts = tuple(_compare(_split_into_parts(template, ledger), strip_fences(rendered), template))
     if not drifts:

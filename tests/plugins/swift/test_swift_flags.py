@@ -169,18 +169,11 @@ def test_loss_flags_become_the_same_loss(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "context", "experts"),
-    [
-        ("", 1, False),
-        ("--sequence_parallel_size 2", 2, False),
-        ("--context_parallel_size 4 --expert_model_parallel_size 8 --train_type full", 4, True),
-        ("--expert_model_parallel_size 1 --tuner_type full", 1, False),
-        ("--expert_model_parallel_size 8 --tuner_type lora", 1, False),
-    ],
+    ("words", "ranks"),
+    [("", 1), ("--sequence_parallel_size 2", 2), ("--sequence_parallel_size 1 --context_parallel_size 4", 4)],
 )
-def test_ranks_share_rows_and_experts_as_there(words: str, context: int, experts: bool) -> None:
-    distributed = make_settings(*words.split()).distributed
-    assert (distributed.context_parallel, distributed.expert_parallel) == (context, experts)
+def test_ranks_share_rows_as_there(words: str, ranks: int) -> None:
+    assert make_settings(*words.split()).distributed.context_parallel == ranks
 
 
 LOSS_SCALES = {

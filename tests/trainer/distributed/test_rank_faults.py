@@ -47,7 +47,7 @@ def test_rank_whose_memory_runs_out_in_a_step_is_named_with_the_remedy(model: Pa
         updater.train_step(batch)
         long = [repeat_tokens(row, 100) for row in batch.sequences]
         process = psutil.Process(process_of(channel, 1))
-        most = process.memory_info().vms + 2**20
+        most = process.memory_info().vms + 2**24  # The batch fits, not what is computed from it.
         process.rlimit(psutil.RLIMIT_AS, (most, most))
         with pytest.raises(PolicyError, match=r"rank 1 .*: memory ran out ") as lost:
             updater.train_step(replace(batch, sequences=tuple(long)))

@@ -73,7 +73,7 @@ def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
     save_expert_model(tmp_path, "mixtral")
     with pytest.raises(PolicyError, match="experts and their routers get no adapters") as caught:
         Policy.load(tmp_path, UpdateSettings(lora=LoraSettings(target_modules=("q_proj", "w1", "w3"))), "cpu")
-    assert caught.value.remedy == "name layers of attention"
+    assert caught.value.remedy == "name layers of attention in `update.lora.target_modules`"
 
 
 # A package calls its own deprecated attribute.
