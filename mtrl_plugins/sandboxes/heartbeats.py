@@ -98,7 +98,9 @@ class Heartbeats:
                     server.is_failing = False
                 except httpx2.HTTPError as error:
                     if not server.is_failing:
-                        log.warning("%s does not renew the leases of its sandboxes (%d here): %s", address, len(ids), error)
+                        log.warning(
+                            "%s does not renew the leases of its sandboxes (%d here): %s", address, len(ids), error
+                        )
                     server.is_failing = True
 
 
