@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -89,9 +88,8 @@ def measure_slowness() -> float:
     return min(MOST_SLOWNESS, max(1.0, (time.thread_time() - began) / (5 * REFERENCE_S)))
 
 
-@cache
 def freeze_garbage() -> None:
-    """What the tests hold is not collected again, as in a server: collecting stops every thread."""
+    """What tests before hold is not collected again, as in a server: collecting stops every thread."""
     gc.collect()
     gc.freeze()
 
