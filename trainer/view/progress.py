@@ -184,7 +184,8 @@ def show_making(console: Console, opening: str = "") -> Iterator[Callable[[int, 
         if not console.is_terminal and made * LOG_LINES >= lines * wanted:
             lines += 1
             spent = monotonic() - started
-            left = f", about {spent / made * (wanted - made):.0f} s left" if 0 < made < wanted else ""
+            # The first takes longer than all others.
+            left = f", about {spent / made * (wanted - made):.0f} s left" if 1 < made < wanted else ""
             console.print(f"{made} of {wanted} after {spent:.0f} s{left}: {doing}", markup=False)
 
     try:
