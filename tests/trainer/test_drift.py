@@ -51,6 +51,13 @@ def test_whitespace_is_drift_unless_ignored() -> None:
     assert find_drifts(ignoring, ledger, [TOOL]) == ()
 
 
+@pytest.mark.parametrize(("rest", "causes"), [("", []), (" \n", [Cause.WHITESPACE]), (" And more", [Cause.OTHER])])
+def test_what_the_template_adds_to_an_unfinished_turn_is_drift_but_for_its_end(rest: str, causes: list[Cause]) -> None:
+    template = make_template(HERMES)
+    ledger = _opened(template) + _wrote(template, "A gnu", text_turn(f"A gnu{rest}"))
+    assert [drift.cause for drift in find_drifts(template, ledger, [TOOL])] == causes
+
+
 @pytest.mark.parametrize("sanity", ["strict", "ignore_strippable", "disable"])
 def test_changed_words_are_drift_unless_the_check_is_disabled(sanity: Sanity) -> None:
     template = make_template(HERMES, Settings(sanity=sanity))
