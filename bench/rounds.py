@@ -1,4 +1,4 @@
-"""Measures all rows in interleaved rounds, so that a busy moment of the machine affects all of them."""
+"""Measures all rows in many short rounds, each row soon after its floor, so that a busy moment affects both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pace:
     concurrencies: tuple[int, ...]
 
 
-FULL = Pace(rounds=5, window_s=1.2, concurrencies=(1, 64))
+FULL = Pace(rounds=18, window_s=0.3, concurrencies=(1, 64))
 QUICK = Pace(rounds=1, window_s=0.1, concurrencies=(1, 8))
 
 
@@ -120,7 +120,11 @@ def measure_rows(
 ) -> list[Measurement]:
     """Measures all rows in every round; a row that fails keeps its problem and is skipped from then on."""
     measurements = [Measurement(row, problem=setup.problems.get(row.process, "")) for row in rows]
-    turns = [(item, concurrency) for concurrency in pace.concurrencies for item in measurements]
+    place: dict[str, int] = {}
+    for number, row in enumerate(ROWS):
+        place[row.key] = place[row.floor[-1]] if row.floor else number
+    by_floor = sorted(measurements, key=lambda item: place[item.row.key])
+    turns = [(item, concurrency) for concurrency in pace.concurrencies for item in by_floor]
     for item, concurrency in turns:
         _note_problems(item, partial(_warm_up, setup, item, concurrency, pace))
     for number in range(pace.rounds):

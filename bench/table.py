@@ -1,9 +1,9 @@
-"""The gateway benchmark's table: medians with their spread, ratios to the peers, and whether promises are kept."""
+"""The gateway benchmark's table: medians with their quartiles, ratios to the peers, and whether promises are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from rounds import Measurement, Sample
@@ -40,17 +40,22 @@ def _row_figures(item: Measurement) -> dict[str, Any]:
 
 
 def _medians(samples: Sequence[Sample]) -> dict[str, Any]:
-    cpu_ms = [1000 * sample.cpu_s / sample.calls for sample in samples]
+    low, middle, high = _quartiles([1000 * sample.cpu_s / sample.calls for sample in samples])
     return {
         "calls": sum(sample.calls for sample in samples),
         "right": sum(sample.right for sample in samples),
-        "cpu_ms": median(cpu_ms),
-        "cpu_ms_least": min(cpu_ms),
-        "cpu_ms_most": max(cpu_ms),
+        "cpu_ms": middle,
+        "cpu_ms_low": low,
+        "cpu_ms_high": high,
         "calls_per_s": median(sample.calls / sample.wall_s for sample in samples),
         "tool_cpu_ms": median(1000 * sample.tool_cpu_s / sample.calls for sample in samples),
         "client_bound": median(sample.client_share for sample in samples) > BUSY_CLIENT_SHARE,
     }
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    """The quartiles, the median in the middle; of a single value, that value."""
+    return quantiles(values, method="inclusive") if len(values) > 1 else [values[0]] * 3
 
 
 def _ratios(
@@ -70,7 +75,8 @@ def _ratios(
         pairs = [(high, low) if over else (low, high) for low, high in zip(ours, theirs, strict=True)]
         values = [first / second for first, second in pairs if second]
         if values:
-            ratios[str(concurrency)] = {"median": median(values), "least": min(values), "most": max(values)}
+            low, middle, high = _quartiles(values)
+            ratios[str(concurrency)] = {"median": middle, "low": low, "high": high}
     return ratios
 
 
@@ -129,7 +135,7 @@ HEAD = (
 
 LEGEND = (
     "CPU is that of the measured process alone; the tool server's has a column of its own. Ratios compare CPU with "
-    "{many} calls at once in the same round, and are medians of the rounds, with least and most: this row's cost as a "
+    "{many} calls at once in the same round, and are medians of the rounds, with quartiles: this row's cost as a "
     "multiple of its floor, which is the row or the sum of the rows named beside it, and the cost of FastMCP, with the "
     "same way in and the same tool behind, as a multiple of this row's. FastMCP has one client connected all the time, "
     "answers with JSON, keeps no sessions, and runs on uvloop and httptools, as all rows over HTTP do. The tool server "
@@ -178,7 +184,7 @@ def _format_row(row: Mapping[str, Any], few: str, many: str) -> str:
 
 def _format_cpu(at: Mapping[str, Any]) -> str:
     digits = 3 if at["cpu_ms"] < 1 else 2
-    return f"{at['cpu_ms']:.{digits}f} ({at['cpu_ms_least']:.{digits}f}-{at['cpu_ms_most']:.{digits}f})"
+    return f"{at['cpu_ms']:.{digits}f} ({at['cpu_ms_low']:.{digits}f}-{at['cpu_ms_high']:.{digits}f})"
 
 
 def _format_rate(at: Mapping[str, Any]) -> str:
@@ -188,7 +194,7 @@ def _format_rate(at: Mapping[str, Any]) -> str:
 def _format_ratio(ratios: Mapping[str, Mapping[str, float]], concurrency: str) -> str:
     if (ratio := ratios.get(concurrency)) is None:
         return ""
-    return f"{ratio['median']:.2f}x ({ratio['least']:.2f}-{ratio['most']:.2f})"
+    return f"{ratio['median']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
 
 
 def _format_scale(scale: Scale) -> list[str]:

@@ -6,10 +6,9 @@ would hold its caller, and whoever waits for that, for ever. This is for asyncio
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Awaitable, Coroutine, Generator
-from types import coroutine
+from types import CoroutineType, coroutine
 from typing import TYPE_CHECKING, Any
 
 from gateway.user_code import UserCode, current_asyncio_task
@@ -23,12 +22,10 @@ MAX_CANCELLATIONS = 100
 """How often code may go on after a cancellation. Code that cleans up in a shielded scope is cancelled once."""
 
 
-async def await_user_code(value: Awaitable[Any]) -> Any:
-    """The awaited result. What the code raises is raised as it is."""
+def await_user_code(value: Awaitable[Any]) -> Awaitable[Any]:
+    """What gives the awaited result. What the code raises is raised as it is."""
     task = current_asyncio_task()
-    if task is None or not inspect.iscoroutine(value):
-        return await value
-    return await _drive(value, task)
+    return value if task is None or not isinstance(value, CoroutineType) else _drive(value, task)
 
 
 @coroutine

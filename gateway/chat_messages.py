@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from gateway.media import to_data_uri
-from gateway.types import Audio, Image, Part, Resource, Text, ToolCall, ToolResult
+from gateway.types import Audio, Image, Part, Resource, Text, ToolCall, ToolResult, are_text
 
 Content = str | list[dict[str, Any]]
 Message = dict[str, Any]
 
+_TEXT_OF = attrgetter("text")
 _AUDIO_FORMATS = {"audio/mpeg": "mp3", "audio/x-wav": "wav", "audio/wave": "wav"}
 
 
@@ -39,8 +41,8 @@ def strict_tool_messages(calls: Sequence[ToolCall], results: Sequence[ToolResult
 
 def chat_content(parts: Sequence[Part]) -> Content:
     """A string for text alone, which every chat template accepts; otherwise a list of content parts."""
-    if all(isinstance(part, Text) for part in parts):
-        return "\n".join(part.text for part in parts if isinstance(part, Text))
+    if are_text(parts):
+        return "\n".join(map(_TEXT_OF, parts))
     return [_chat_part(part) for part in parts]
 
 

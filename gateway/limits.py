@@ -20,7 +20,18 @@ from gateway.config.models import Limits
 from gateway.media.media_filter import MediaFilter, MediaStore
 from gateway.toolset import RenamedToolset, Session, SessionWrapper, Toolset, ToolsetWrapper
 from gateway.truncate import make_truncator
-from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec, with_times
+from gateway.types import (
+    DEFAULT_CONTEXT,
+    Context,
+    Outcome,
+    Task,
+    Text,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    are_text,
+    with_times,
+)
 
 FIRST_RETRY_DELAY_S = 0.05
 """Delay before the first retry; doubled for each further one."""
@@ -246,7 +257,9 @@ class _LimitedSession(SessionWrapper):
                         await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter is no secret
                         delay_s *= 2
                     result = _with_queue_time(result, started_at - queued_at, attempt)
-                    return await limiter.admit(await limiter.truncate(result))
+                    if limiter.truncate is not None:
+                        result = await limiter.truncate(result)
+                    return result if are_text(result.parts) else await limiter.admit(result)
                 finally:
                     limiter.slots.release()
         finally:

@@ -174,8 +174,7 @@ class GatewaySession:
 
         `scope` is entered for it, so that the caller can cancel it; a closing session cancels it, too.
         """
-        self._touch()
-        began_at = time.monotonic()
+        began_at = self._touch()
         tool = self._tools.get(call.name)
         if tool is not None and tool.spec.audience == "loop" and context.audience != "loop":
             tool = None
@@ -190,7 +189,9 @@ class GatewaySession:
                     result = ToolResult((Text(problem),), Outcome.INVALID, reason="arguments do not match the schema")
                 else:
                     inner, admit = self.source_sessions[id(tool.source)], tool.source.admit
-                    answer = await inner.call(call.renamed(tool.source_name), self._with_interaction(tool, context))
+                    if tool.source.answers is not None:
+                        context = self._with_interaction(tool, context)
+                    answer = await inner.call(call.renamed(tool.source_name), context)
                     result = WITHDRAWN if answer.reason == NO_SUCH_TOOL else await admit(answer) if admit else answer
             except CheckTimeoutError as error:
                 result = ToolResult(
@@ -204,7 +205,7 @@ class GatewaySession:
             finally:
                 call_began.reset(token)
                 self._end_call(scope)
-                result = with_times(result, result.timing, time.monotonic() - began_at)
+                result = with_times(result, result.timing, self._used_at - began_at)
                 self._record_result(call, tool, result)
         return result
 
@@ -396,10 +397,12 @@ class GatewaySession:
         if self._call_ended is not None:
             self._call_ended.set()
 
-    def _touch(self) -> None:
+    def _touch(self) -> float:
+        """Notes that it is used; returns the time."""
         if self.closed:
             raise SessionError("the session is closed")
         self._used_at = time.monotonic()
+        return self._used_at
 
 
 def _finish_s(source: Source) -> float:

@@ -24,19 +24,15 @@ class Truncator(Protocol):
     async def __call__(self, result: ToolResult) -> ToolResult: ...
 
 
-def make_truncator(limit: ResultLimit | int | None) -> Truncator:
-    """Creates the function that truncates results to `limit`; without a limit it returns them unchanged."""
+def make_truncator(limit: ResultLimit | int | None) -> Truncator | None:
+    """Creates the function that truncates results to `limit`; None without a limit."""
     if limit is None:
-        return _keep_all
+        return None
     if isinstance(limit, int):
         limit = ResultLimit(chars=limit)
     if limit.tokens is None or limit.tokenizer is None:
         return _LimitTruncator(limit.chars or 0, limit.side, None)
     return _LimitTruncator(limit.tokens, limit.side, _load_tokenizer(limit.tokenizer))
-
-
-async def _keep_all(result: ToolResult) -> ToolResult:
-    return result
 
 
 class _LimitTruncator:

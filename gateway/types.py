@@ -5,7 +5,7 @@ Uses only the standard library, so that a trainer can import the types without a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -98,6 +98,12 @@ class Resource:
 
 Part = Text | Image | Audio | Video | Resource
 Audience = Literal["policy", "loop"]
+_TEXT = frozenset({Text})
+
+
+def are_text(parts: Iterable[Part]) -> bool:
+    """Whether there are no parts but text."""
+    return _TEXT.issuperset(map(type, parts))
 
 
 @dataclass(frozen=True, slots=True)

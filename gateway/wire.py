@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_json as encode_json
 
-from gateway.large_json import TEXT_ENCODER, is_large, write_json
+from gateway.large_json import LARGE, TEXT_ENCODER, is_large, write_json
 from gateway.policy_text import repeatable
 from gateway.schema import strict_schema
 from gateway.types import (
@@ -130,7 +130,9 @@ _FIELDS = {
 
 def is_large_answer(answer: ToolResult | Feedback) -> bool:
     """Whether encoding a result or a feedback takes long."""
-    values = [value for value in _FIELDS[type(answer)](answer) if value]
+    values: list[Any] = list(filter(None, _FIELDS[type(answer)](answer)))
+    if not values and len(answer.parts) == 1 and isinstance(answer.parts[0], Text):  # as most have
+        return len(answer.parts[0].text) > LARGE
     parts = [part.text if isinstance(part, Text) else (getattr(part, "text", None), part.data) for part in answer.parts]
     return is_large(values + parts)
 
@@ -178,7 +180,7 @@ def result_to_json(call: ToolCall, result: ToolResult) -> dict[str, Any]:
     return {
         "tool_call_id": call.id,
         "name": call.name,
-        "outcome": result.outcome.value,
+        "outcome": str(result.outcome),  # An enum's `value` takes two calls.
         "reward": result.reward,
         "done": result.done,
         "elapsed_s": result.elapsed_s,

@@ -87,7 +87,7 @@ def _call_to_json(observed: ObservedCall) -> Line:
         "tool": call.name[:MAX_CHARS],
         "known": observed.spec is not None,
         "arguments": call.arguments[:MAX_CHARS],
-        "outcome": result.outcome.value,
+        "outcome": str(result.outcome),
         "reason": result.reason and result.reason[:MAX_CHARS],
         "elapsed_s": result.elapsed_s,
         "attempts": result.attempts,

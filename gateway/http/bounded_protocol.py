@@ -133,7 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._refused = False
-        self._in_head, self._has_started = True, False
+        self._in_head = True
         self._has_body_cycle = False
         """Whether `cycle` is that of the body which is being read."""
         self._messages = 0
@@ -180,7 +180,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if was_in_head and self._in_head and messages == self._messages:
             self._head_bytes += len(piece)
-            if self._head_bytes > self.settings.head_bytes:
+            has_fields = self._has_started and len(self.headers) > self.settings.head_fields
+            if self._head_bytes > self.settings.head_bytes or has_fields:
                 self._refuse(_head_too_large(self.settings))
                 return
         elif self._in_head:
@@ -239,6 +240,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_too_slow("body", allowed_s))
 
     @property
+    def _has_started(self) -> bool:
+        """Whether a head has begun that is not complete."""
+        return self.scope is not None
+
+    @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -266,18 +272,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[problem.status] + head + body)
         self.transport.close()
 
-    def on_message_begin(self) -> None:
-        self._has_started = True
-        super().on_message_begin()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # Nothing reads a trailer, and it must not pass for a header.
-        if self._in_head and len(self.headers) <= self.settings.head_fields:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         is_small = self._start_bytes + self._head_bytes + self._piece_bytes <= self.settings.head_bytes
-        self._in_head, self._has_started = False, False
+        self._in_head = False
         self._start_bytes = self._head_bytes = self._wire_bytes = self._body_bytes = 0
         self.open_heads.discard(self)
         if self._refused:
@@ -290,6 +287,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             self.cycle.__class__ = _Cycle  # uvicorn names its own class
             self._has_body_cycle = True
+        self.headers, self.scope = [], None  # type: ignore[assignment] # a trailer must not pass for a header
 
     def _is_head_small(self) -> bool:
         fields = sum(len(name) + len(value) + 4 for name, value in self.headers)

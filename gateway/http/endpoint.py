@@ -71,13 +71,13 @@ class Router:
         self._named = {_split_at_name(path): path for path in apps if "{" in path}
         """The paths with a name in them, by what is before it, the name, and what is after it."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         path: str = scope["path"]
         params: dict[str, str] = {}
         if path not in self._apps or "{" in path:
             path, params = self._find(path)
         scope["path_params"], scope["route"] = params, path
-        await self._apps.get(path, self._default)(scope, receive, send)
+        return self._apps.get(path, self._default)(scope, receive, send)
 
     def _find(self, path: str) -> tuple[str, dict[str, str]]:
         for (before, name, after), route in self._named.items():
@@ -134,8 +134,9 @@ class DisconnectWatcher:
     ) -> T:
         """The same for work that enters `scope` itself."""
         request = _WatchedRequest(receive, scope)
+        if not self._new:
+            self._has_new.set()
         self._new.add(request)
-        self._has_new.set()
         try:
             result = await work()
         finally:

@@ -146,8 +146,7 @@ class Request:
 
     async def read_body(self) -> bytes:
         """The body. Large ones are checked beside the event loop first, since parsing holds it."""
-        body = await self.receive_body()
-        if len(body) > SMALL_LENGTH:
+        if len(body := await self.receive_body()) > SMALL_LENGTH:
             try:
                 await to_thread.run_sync(loads, body, abandon_on_cancel=True)
             except JsonLimitError as error:

@@ -8,7 +8,7 @@ declared as JSON, which no page can do without asking first. The token is compar
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ PUBLIC_PREFIX = "/ui/"
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length", b"transfer-encoding")
 """Headers that a request has at most once: of two, a proxy in front and this server could read different ones."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_JSON = b"application/json"
 
 
 class SecurityMiddleware:
@@ -36,25 +37,28 @@ class SecurityMiddleware:
         self._allowed_origins = frozenset(origin.lower() for origin in settings.allow_origins)
         self._named_hosts = frozenset(name.lower() for name in settings.allow_hosts)
         self._max_body_bytes = settings.body_bytes
+        self._is_known_host = lru_cache(maxsize=256)(self._is_allowed_host)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "lifespan":
-            return await self.app(scope, receive, send)
+            return self.app(scope, receive, send)
         if scope["type"] != "http":
-            return await send({"type": "websocket.close", "code": 1008})
+            return send({"type": "websocket.close", "code": 1008})
         headers: dict[bytes, bytes] = dict(scope["headers"])
         scope["trusted"] = self._has_valid_token(headers)
         problem = self._find_problem(scope, headers)
         if problem is not None:
-            return await problem.response(scope, receive, send)
+            return problem.response(scope, receive, send)
         if b"transfer-encoding" in headers:
-            return await self._limit_chunked_body(scope, receive, send)
-        return await self.app(scope, receive, send)
+            return self._limit_chunked_body(scope, receive, send)
+        return self.app(scope, receive, send)
 
     def _has_valid_token(self, headers: dict[bytes, bytes]) -> bool:
         """Whether the request has the token; true for every request if the gateway needs none."""
+        if self._token is None:
+            return True
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        return self._token is None or (hmac.compare_digest(token.strip(), self._token) and scheme.lower() == b"bearer")
+        return hmac.compare_digest(token.strip(), self._token) and scheme.lower() == b"bearer"
 
     def _find_problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
         repeated = None if len(headers) == len(scope["headers"]) else _find_repeated(scope["headers"])
@@ -62,7 +66,7 @@ class SecurityMiddleware:
             return Problem(400, "invalid_request", f"The request has more than one {repeated} header.")
         if not scope["trusted"] and not _is_public(scope["path"]):
             return _unauthorized()
-        if not self._is_allowed_host(_host_of(b"//" + headers.get(b"host", b""))):
+        if not self._is_known_host(headers.get(b"host", b"")):
             remedy = "Use the server's own address, or start it with a token (`--token-file`)."
             return Problem(403, "forbidden", "This Host is not served here.", remedy=remedy)
         if not self._is_allowed_page(scope, headers):
@@ -74,12 +78,14 @@ class SecurityMiddleware:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._max_body_bytes:
             return _body_too_large(self._max_body_bytes)
-        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        has_body = b"transfer-encoding" in headers or int(length) > 0
-        return _not_json() if has_body and content_type != b"application/json" else None
+        content_type = headers.get(b"content-type", b"")
+        if content_type == _JSON or content_type.partition(b";")[0].strip().lower() == _JSON:
+            return None
+        return _not_json() if b"transfer-encoding" in headers or int(length) > 0 else None
 
-    def _is_allowed_host(self, host: str) -> bool:
+    def _is_allowed_host(self, authority: bytes) -> bool:
         """Any Host is allowed with a token, because a web page cannot know the token."""
+        host = _host_of(b"//" + authority)
         return self._token is not None or is_loopback(host) or host in self._allowed_hosts
 
     def _is_allowed_page(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
@@ -152,7 +158,6 @@ def _address_of(authority: str, default_port: int) -> tuple[str, int]:
         return "", 0
 
 
-@lru_cache(maxsize=256)
 def _host_of(url: bytes) -> str:
     """The host name in a Host header, without the port; empty if there is none."""
     try:

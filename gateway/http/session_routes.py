@@ -21,7 +21,7 @@ from gateway.http.api_models import MAX_CALLS, Call, Calls, CallsRequest, Feedba
 from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body, session_not_found
 from gateway.http.state import AppState, HttpSession
 from gateway.large_json import is_large
-from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Task, ToolCall, ToolResult, ToolSpec, are_text
 from gateway.wire import (
     dumps,
     feedback_to_json,
@@ -219,7 +219,7 @@ async def get_feedback(app: AppState, request: Request) -> ASGIApp:
         value = feedback_to_json(feedback)
         if options.layout == "parts":
             value["parts"] = [part_to_json(part) for part in feedback.parts]
-        elif not all(isinstance(part, Text) for part in feedback.parts):
+        elif not are_text(feedback.parts):
             value["content"] = chat_content(feedback.parts)
         return value
 
@@ -270,8 +270,9 @@ def _call_from_request(call: Call) -> ToolCall:
 
 
 async def _calls_response(options: CallsRequest, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> ASGIApp:
-    build = partial(_calls_to_json, options, calls, results)
-    return await built_response(build, is_large=any(map(is_large_answer, results)))
+    if not any(map(is_large_answer, results)):
+        return json_response(_calls_to_json(options, calls, results))
+    return await built_response(partial(_calls_to_json, options, calls, results), is_large=True)
 
 
 def _calls_to_json(options: CallsRequest, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> dict[str, Any]:

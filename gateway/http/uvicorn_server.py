@@ -271,6 +271,7 @@ def make_uvicorn_config(
     return uvicorn.Config(
         app,
         http=http_protocol(settings),
+        interface="asgi3",
         lifespan="off",
         ws="none",
         log_config=None,

@@ -41,7 +41,7 @@ from gateway.mcp_server.call_tasks import has_tasks
 from gateway.mcp_server.client_context import ANSWERING_CAPABILITIES, upstream_request_meta
 from gateway.mcp_server.connected_clients import replay
 from gateway.mcp_server.server import GatewayMcpServer, encode_result
-from gateway.types import Context, Text, ToolCall, ToolResult
+from gateway.types import Context, ToolCall, ToolResult, are_text
 from gateway.wire import dumps, dumps_large, is_large_answer
 
 PING_S = 15.0
@@ -141,7 +141,7 @@ class PlainCalls:
 
     def _encode(self, plain: PlainCall, result: ToolResult, dump: Callable[[Any], bytes]) -> bytes:
         raw = encode_result(result, modern=True)
-        if not all(isinstance(part, Text) for part in result.parts):
+        if not are_text(result.parts):
             raw = serialize_server_result("tools/call", plain.version, raw)
         raw["_meta"] = {SERVER_INFO_META_KEY: self._server_info, **(raw.get("_meta") or {})}
         return dump({"jsonrpc": "2.0", "id": plain.id, "result": raw})

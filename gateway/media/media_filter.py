@@ -31,7 +31,7 @@ from gateway.media.sniff import MediaError, as_video, raster_type, read_image_si
 from gateway.media.to_parts import refusal_note
 from gateway.media.video import DEFAULT_SHOWN_FRAMES, FrameSampling, SampledFrames, sample_video
 from gateway.plural import format_count
-from gateway.types import Audio, Image, Part, Resource, Text, ToolResult, Video
+from gateway.types import Audio, Image, Part, Resource, Text, ToolResult, Video, are_text
 
 MAX_CONCURRENT_DECODES = 4
 """Results whose media are decoded at the same time: each may take 256 MB."""
@@ -81,7 +81,7 @@ class MediaFilter:
 
     async def __call__(self, result: ToolResult) -> ToolResult:
         """The result with filtered parts; the same object if it is only text."""
-        if all(isinstance(part, Text) for part in result.parts):
+        if are_text(result.parts):
             return result
         parts, refused = await self.filter_parts(result.parts)
         if not refused:
@@ -92,7 +92,7 @@ class MediaFilter:
 
     async def filter_parts(self, parts: tuple[Part, ...]) -> FilteredParts:
         """Filters parts, in a thread if that takes long; returns the same tuple if it is only text."""
-        if all(isinstance(part, Text) for part in parts):
+        if are_text(parts):
             return FilteredParts(parts, 0)
         if self.limits.animated != "frames" and _is_light(parts):  # Decoding many frames always takes long.
             return self.filter_parts_sync(parts)

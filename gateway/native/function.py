@@ -80,9 +80,9 @@ class FunctionTool:
             bound = self._model.__pydantic_validator__.validate_python(arguments)
         except ValidationError as error:
             raise ValueError(_format_validation_error(error)) from error
-        given = bound.model_fields_set
-        kwargs = {name: value for name, value in bound.__dict__.items() if name in given}
-        return {**kwargs, **bound.model_extra} if bound.model_extra else kwargs
+        given, values, extra = bound.__pydantic_fields_set__, bound.__dict__, bound.__pydantic_extra__
+        kwargs = values if values.keys() <= given else {name: values[name] for name in values if name in given}
+        return {**kwargs, **extra} if extra else kwargs
 
 
 def _build_arguments_model(

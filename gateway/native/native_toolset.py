@@ -184,12 +184,13 @@ class _NativeSession:
         if tool.is_async:
             with UserCode(tool.code_name):
                 value = await await_user_code(tool.function(**kwargs))
-            return await self._to_result(value)
-        return await self._to_result(await self._toolset.threads.run(tool.function, **kwargs))
-
-    async def _to_result(self, value: Any, *, is_execute: bool = False) -> ToolResult:
+        else:
+            value = await self._toolset.threads.run(tool.function, **kwargs)
         if type(value) is str and not value.startswith("data:"):  # as most values are
             return ToolResult((Text(value),))
+        return await self._to_result(value)
+
+    async def _to_result(self, value: Any, *, is_execute: bool = False) -> ToolResult:
         if needs_thread(value):
             return cast(ToolResult, await self._toolset.threads.run(to_tool_result, value, is_execute=is_execute))
         return to_tool_result(value, is_execute=is_execute)

@@ -16,7 +16,7 @@ from gateway.disk_errors import require_linked, write_atomically, write_error_re
 from gateway.errors import ConfigError, GatewayError
 from gateway.large_json import write_json
 from gateway.tape.line_format import FORMAT, Answer, TapeLine, encode_answer
-from gateway.types import Text, ToolSpec
+from gateway.types import ToolSpec, are_text
 from gateway.version import installed_version
 from gateway.wire import is_large_answer, spec_to_json
 
@@ -62,7 +62,7 @@ class TapeWriter:
 
     async def encode_answered(self, line: TapeLine, answer: Answer) -> bytes:
         """The line of an answered request, its answer's media written to disk; in a thread if that takes long."""
-        if all(isinstance(part, Text) for part in answer.parts) and not is_large_answer(answer):
+        if are_text(answer.parts) and not is_large_answer(answer):
             return _ENCODER.encode(line | {"answer": encode_answer(answer, {})}).encode()
         return await to_thread.run_sync(self._encode_with_blobs, line, answer)
 

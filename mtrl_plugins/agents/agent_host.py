@@ -250,7 +250,7 @@ class AgentHost:
 class KeyedSecurity(SecurityMiddleware):
     """Takes any Host, as every request needs a key, which a web page that is bound to another name does not know."""
 
-    def _is_allowed_host(self, host: str) -> bool:
+    def _is_allowed_host(self, authority: bytes) -> bool:
         return True
 
 

@@ -62,4 +62,4 @@ def test_every_row_with_a_floor_is_compared_with_it_in_the_same_rounds(results: 
     for row in results["rows"]:
         if row["floor"] and not row["problem"]:
             assert row["of_floor"].keys() == {"1", "8"}, row["key"]
-            assert all(ratio["least"] > 0 for ratio in row["of_floor"].values()), row["key"]
+            assert all(ratio["low"] > 0 for ratio in row["of_floor"].values()), row["key"]
