@@ -7,7 +7,6 @@ against the policy is processor time: on a busy machine a check may wait for as 
 from __future__ import annotations
 
 import json
-import math
 import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from gateway.bounded_json import loads
+from gateway.limits import CallScope
 from gateway.schema import ArgumentChecker, SchemaError, SlowCheckError
 from gateway.types import Outcome, Text
 
@@ -57,22 +57,24 @@ class ArgumentChecks:
         return self._processes
 
     async def explain_error(
-        self, checker: ArgumentChecker, arguments: str, call_timeout_s: Callable[[], float] = lambda: math.inf
+        self, checker: ArgumentChecker, arguments: str, scope: CallScope, call_timeout_s: Callable[[], float]
     ) -> str | None:
         """A message for the policy about what is wrong with its arguments; None if they are valid.
 
         `call_timeout_s` gives what the whole call may take, for checks that are not done at once; they raise
-        CheckTimeoutError then.
+        CheckTimeoutError then, and when the call is cancelled.
         """
         try:
             return checker.explain_quickly(arguments)
         except SlowCheckError:
-            return await self._explain_slowly(checker, arguments, call_timeout_s())
+            return await self._explain_slowly(checker, arguments, scope, call_timeout_s())
 
-    async def _explain_slowly(self, checker: ArgumentChecker, arguments: str, call_timeout_s: float) -> str | None:
+    async def _explain_slowly(
+        self, checker: ArgumentChecker, arguments: str, scope: CallScope, call_timeout_s: float
+    ) -> str | None:
         if len(arguments) > MAX_LENGTH:
             return f"The arguments have {len(arguments)} characters, more than {MAX_LENGTH}. Write shorter ones."
-        with anyio.move_on_after(call_timeout_s):
+        with scope.open(call_timeout_s):
             async with self._slots:
                 request = {"parameters": json.dumps(checker.parameters), "arguments": arguments}
                 result = await self._find_pool().call(request)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 
 import anyio
@@ -35,20 +35,47 @@ from gateway.types import (
 
 FIRST_RETRY_DELAY_S = 0.05
 """Delay before the first retry; doubled for each further one."""
-call_began: ContextVar[float | None] = ContextVar("call_began", default=None)
-"""When the call began that this task passes on; its deadline counts from there, with the check of its arguments."""
 FAIR_SHARE = 0.5
 """The part of its limit that a tool must have had, so that a late answer is its own fault."""
+CANCELLED = ToolResult((Text("The call was cancelled."),), Outcome.CANCELLED, reason="cancelled by its caller")
 
 
-@dataclass(slots=True)
-class CallTime:
-    """The time limit of a call, and how much of that its tool has had: the rest went into queues and starts."""
+class CallScope:
+    """What cancels one call, and what is known of its time.
 
-    limit_s: float
-    tool_s: float = 0.0
-    explain_silence: Callable[[], str] = lambda: ""
-    """Why no answer was taken, where it is not that none came."""
+    Its tool's limit opens the cancel scope, with its deadline, or the session where the tool has no limit: a scope of
+    each would cost a twentieth of a call more. Who has cancelled tells a call that was given up from a late one.
+    """
+
+    __slots__ = ("_scope", "began_at", "explain_silence", "is_cancelled", "is_taken", "limit_s", "tool_s")
+
+    def __init__(self, began_at: float = 0.0) -> None:
+        self.began_at = began_at
+        """From when the deadline counts, with the check of the arguments."""
+        self.is_cancelled = self.is_taken = False
+        """`is_taken`: the call that it was made for runs in it; those that its tool makes have scopes of their own."""
+        self.limit_s = self.tool_s = 0.0
+        """The time limit, and how much of that its tool has had: the rest went into queues and starts."""
+        self.explain_silence: Callable[[], str] = str
+        """Why no answer was taken, where it is not that none came."""
+        self._scope: anyio.CancelScope | None = None
+
+    def open(self, within_s: float = math.inf) -> anyio.CancelScope:
+        """A cancel scope, to be entered at once."""
+        self._scope = anyio.CancelScope() if within_s == math.inf else anyio.move_on_after(within_s)
+        if self.is_cancelled:
+            self._scope.cancel()
+        return self._scope
+
+    def take(self, within_s: float = math.inf) -> anyio.CancelScope:
+        """The same for the call itself."""
+        self.is_taken = True
+        return self.open(within_s)
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
 
     def count(self, seconds: float) -> bool:
         """Adds what the tool has had; whether that makes a fair share of the limit."""
@@ -56,13 +83,13 @@ class CallTime:
         return self.tool_s >= FAIR_SHARE * self.limit_s
 
 
-call_time: ContextVar[CallTime | None] = ContextVar("call_time", default=None)
-"""The time of the call that this task passes on."""
+call_scope: ContextVar[CallScope | None] = ContextVar("call_scope", default=None)
+"""The scope of the call that this task passes on."""
 
 
 def count_tool_time(seconds: float) -> bool:
     """Counts time that a tool has had of its call; whether a late answer is the tool's own fault by now."""
-    return (time := call_time.get()) is None or time.count(seconds)
+    return (scope := call_scope.get()) is None or scope.count(seconds)
 
 
 def timeout_of(toolset: Toolset, name: str) -> float:
@@ -230,12 +257,14 @@ class _LimitedSession(SessionWrapper):
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         limiter, breaker = self._owner.limiter(call.name), self._owner.breaker
         limits, queued_at = limiter.limits, monotonic()
-        began_at, started_at, delay_s = call_began.get() or queued_at, None, FIRST_RETRY_DELAY_S
-        call_began.set(None)  # Calls that the tool makes begin when they are made.
-        time = CallTime(limits.timeout_s)
-        token = call_time.set(time)
+        started_at, delay_s = None, FIRST_RETRY_DELAY_S
+        scope, token = call_scope.get(), None
+        if scope is None or scope.is_taken:
+            scope = CallScope(queued_at)
+            token = call_scope.set(scope)
+        scope.limit_s = limits.timeout_s
         try:
-            with anyio.move_on_after(limits.timeout_s - (queued_at - began_at)):
+            with scope.take(limits.timeout_s - (queued_at - scope.began_at)):
                 if not await limiter.acquire():
                     waiting = f"{limits.queue_limit} calls of {call.name!r} are waiting already (`queue_limit`)"
                     return unavailable_result(waiting)
@@ -263,13 +292,18 @@ class _LimitedSession(SessionWrapper):
                 finally:
                     limiter.slots.release()
         finally:
-            call_time.reset(token)
+            if token is not None:
+                call_scope.reset(token)
+        return CANCELLED if scope.is_cancelled else self._late_result(call, scope, started_at)
+
+    def _late_result(self, call: ToolCall, scope: CallScope, started_at: float | None) -> ToolResult:
+        """The result of a call that has reached its limit, in the queue where it never started."""
         if started_at is None:
-            return unavailable_result(f"no slot for {call.name!r} became free within {limits.timeout_s:g} s")
-        if breaker is not None:
-            breaker.record(Outcome.TIMEOUT)
-        text = f"The tool {(call.policy_name or call.name)!r} did not answer within {limits.timeout_s:g} seconds."
-        reason = f"no answer within {limits.timeout_s:g} s" + (f": {why}" if (why := time.explain_silence()) else "")
+            return unavailable_result(f"no slot for {call.name!r} became free within {scope.limit_s:g} s")
+        if self._owner.breaker is not None:
+            self._owner.breaker.record(Outcome.TIMEOUT)
+        text = f"The tool {(call.policy_name or call.name)!r} did not answer within {scope.limit_s:g} seconds."
+        reason = f"no answer within {scope.limit_s:g} s" + (f": {why}" if (why := scope.explain_silence()) else "")
         return ToolResult((Text(text),), Outcome.TIMEOUT, reason=reason)
 
     def _is_retryable(self, name: str, outcome: Outcome) -> bool:

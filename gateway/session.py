@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
@@ -14,7 +14,9 @@ import anyio
 
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
 from gateway.errors import SessionError, Unavailable
-from gateway.limits import call_began
+from gateway.limits import CANCELLED as CANCELLED
+from gateway.limits import CallScope as CallScope
+from gateway.limits import call_scope
 from gateway.schema import checker_for
 from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
@@ -44,11 +46,13 @@ REWARDS_TIMEOUT_S = 60.0
 RELEASE_TIMEOUT_S = 30.0
 """Limit for releasing everything that a session holds."""
 
-CANCELLED = ToolResult((Text("The call was cancelled."),), Outcome.CANCELLED, reason="cancelled by its caller")
 WITHDRAWN = ToolResult(
     (Text("The tool is not available any more."),), Outcome.UNAVAILABLE, reason="its owner no longer offers it"
 )
 """The policy was shown the tool when the session opened, so that calling it is not the policy's error."""
+
+
+_NO_SCOPE = nullcontext()
 
 
 class FeedbackSession(Session, Protocol):
@@ -83,8 +87,6 @@ class ObservedCall(NamedTuple):
 
 
 Observer = Callable[[ObservedCall], None]
-CallScope = AbstractContextManager[anyio.CancelScope]
-"""The scope of a call: a new one, or `nullcontext` of one that its caller has entered."""
 ClosingStep = tuple[str, float, Callable[[], Awaitable[object]]]
 """What failed if it fails, its limit in seconds, and what it does."""
 
@@ -110,7 +112,8 @@ class GatewaySession:
         self.sources = [*dict.fromkeys(tool.source for tool in self._tools.values())]
         """The sources that it uses, in the gateway's order."""
         self._observers, self._checks = observers, checks
-        self._scopes: dict[anyio.CancelScope, RunningCall] = {}
+        self._scopes: dict[CallScope | anyio.CancelScope, tuple[str, float]] = {}
+        """What cancels the calls under way; of each, what its `RunningCall` has."""
         self._finished: dict[str, float] | None = None
         self.has_rewards = True
         """Whether closing it could collect the rewards."""
@@ -140,7 +143,7 @@ class GatewaySession:
     @property
     def running(self) -> list[RunningCall]:
         """Calls under way, oldest first."""
-        return list(self._scopes.values())
+        return [RunningCall(*call) for call in self._scopes.values()]
 
     @property
     def finish_s(self) -> float:
@@ -172,41 +175,44 @@ class GatewaySession:
     ) -> ToolResult:
         """Runs one call. Never raises for what a tool did: every way to end is an outcome.
 
-        `scope` is entered for it, so that the caller can cancel it; a closing session cancels it, too.
+        With `scope` the caller can cancel it; a closing session cancels it, too.
         """
-        began_at = self._touch()
+        scope = scope or CallScope()
+        began_at = scope.began_at = self._touch()
         tool = self._tools.get(call.name)
         if tool is not None and tool.spec.audience == "loop" and context.audience != "loop":
             tool = None
         result = CANCELLED
-        with scope or anyio.CancelScope() as scope:
-            self._scopes[scope] = RunningCall(call.name, began_at)
-            token = call_began.set(began_at)
-            try:
-                if tool is None:
-                    result = self._missing_tool_result(call.name)
-                elif problem := await self._checks.explain_error(tool.checker, call.arguments, tool.timeout_s):
-                    result = ToolResult((Text(problem),), Outcome.INVALID, reason="arguments do not match the schema")
-                else:
-                    inner, admit = self.source_sessions[id(tool.source)], tool.source.admit
-                    if tool.source.answers is not None:
-                        context = self._with_interaction(tool, context)
+        self._scopes[scope] = call.name, began_at
+        token = call_scope.set(scope)
+        try:
+            if tool is None:
+                result = self._missing_tool_result(call.name)
+            elif problem := await self._checks.explain_error(tool.checker, call.arguments, scope, tool.timeout_s):
+                result = ToolResult((Text(problem),), Outcome.INVALID, reason="arguments do not match the schema")
+            else:
+                inner, source = self.source_sessions[id(tool.source)], tool.source
+                if source.answers is not None:
+                    context = self._with_interaction(tool, context)
+                with _NO_SCOPE if source.is_limited else scope.take():
                     answer = await inner.call(call.renamed(tool.source_name), context)
-                    result = WITHDRAWN if answer.reason == NO_SUCH_TOOL else await admit(answer) if admit else answer
-            except CheckTimeoutError as error:
-                result = ToolResult(
-                    (Text(str(error)),), Outcome.TIMEOUT, reason="the arguments were not checked in time"
-                )
-            except Exception as error:
-                # Boundary: a source that raises breaks its contract, but must not end the rollout.
-                log.exception("source of %r failed", call.name)
-                text, reason = "The tool failed unexpectedly.", f"{type(error).__name__}: {error}"
-                result = ToolResult((Text(text),), Outcome.UNKNOWN, reason=reason)
-            finally:
-                call_began.reset(token)
-                self._end_call(scope)
-                result = with_times(result, result.timing, self._used_at - began_at)
-                self._record_result(call, tool, result)
+                    result = await source.admit(answer) if source.admit else answer
+                    if answer.reason == NO_SUCH_TOOL:
+                        result = WITHDRAWN
+        except CheckTimeoutError as error:
+            if not scope.is_cancelled:
+                text, reason = str(error), "the arguments were not checked in time"
+                result = ToolResult((Text(text),), Outcome.TIMEOUT, reason=reason)
+        except Exception as error:
+            # Boundary: a source that raises breaks its contract, but must not end the rollout.
+            log.exception("source of %r failed", call.name)
+            text, reason = "The tool failed unexpectedly.", f"{type(error).__name__}: {error}"
+            result = ToolResult((Text(text),), Outcome.UNKNOWN, reason=reason)
+        finally:
+            call_scope.reset(token)
+            self._end_call(scope)
+            result = with_times(result, result.timing, self._used_at - began_at)
+            self._record_result(call, tool, result)
         return result
 
     def _missing_tool_result(self, name: str) -> ToolResult:
@@ -230,7 +236,7 @@ class GatewaySession:
     ) -> list[ToolResult]:
         """Runs all calls of one message concurrently, those into a source that is `in_order` one after the other.
 
-        The results keep the order of the calls. `scope` is entered for them.
+        The results keep the order of the calls. With `scope` the caller can cancel them.
         """
         if len(calls) == 1:
             return [await self.call(calls[0], context, scope)]
@@ -243,7 +249,7 @@ class GatewaySession:
                     return  # the others are cancelled
                 results[index] = await self.call(calls[index], context)
 
-        with scope or nullcontext():
+        with _NO_SCOPE if scope is None else scope.open():
             async with anyio.create_task_group() as tasks:
                 for indices in self._split_by_order(calls):
                     tasks.start_soon(call_each, indices)
@@ -278,7 +284,7 @@ class GatewaySession:
         if self.feedback_session is None:
             raise SessionError("this gateway has no feedback interaction; add one under `interaction:` in a YAML file")
         with anyio.CancelScope() as scope:
-            self._scopes[scope] = RunningCall(self.feedback_session.name or "feedback", time.monotonic())
+            self._scopes[scope] = self.feedback_session.name or "feedback", time.monotonic()
             try:
                 feedback = await self.feedback_session.feedback(messages)
             finally:
@@ -391,7 +397,7 @@ class GatewaySession:
             self._call_ended = anyio.Event()
             await self._call_ended.wait()
 
-    def _end_call(self, scope: anyio.CancelScope) -> None:
+    def _end_call(self, scope: CallScope | anyio.CancelScope) -> None:
         self._scopes.pop(scope, None)
         self._used_at = time.monotonic()
         if self._call_ended is not None:

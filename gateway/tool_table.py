@@ -8,10 +8,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Literal
 
 from gateway.errors import ConfigError, ConfigErrors, SessionError
-from gateway.limits import timeout_of
+from gateway.limits import LimitedToolset, timeout_of
 from gateway.media.media_filter import MediaFilter
 from gateway.schema import ArgumentChecker, SchemaError, checker_for, safe_name
-from gateway.toolset import Toolset, name_collision
+from gateway.toolset import RenamedToolset, Toolset, name_collision
 from gateway.types import Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -41,6 +41,14 @@ class Source:
     """The operator's answers to questions of its server."""
     in_order: bool = False
     """Whether the calls of one message run one after the other, each checked after the one before it has ended."""
+    is_limited: bool = field(init=False)
+    """Whether nothing but names is between a session and the toolset's limits."""
+
+    def __post_init__(self) -> None:
+        toolset = self.toolset
+        while isinstance(toolset, RenamedToolset):
+            toolset = toolset.inner
+        self.is_limited = isinstance(toolset, LimitedToolset)
 
     @property
     def state_name(self) -> str:

@@ -126,14 +126,14 @@ class DisconnectWatcher:
     async def run_until_disconnect(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
         """Awaits `work`; raises `ClientDisconnected` after cancelling it if the client disconnects first."""
         with anyio.CancelScope() as scope:
-            return await self.cancel_on_disconnect(receive, scope, work)
+            return await self.cancel_on_disconnect(receive, scope.cancel, work)
         raise ClientDisconnected
 
     async def cancel_on_disconnect(
-        self, receive: Receive, scope: anyio.CancelScope, work: Callable[[], Awaitable[T]]
+        self, receive: Receive, cancel: Callable[[], None], work: Callable[[], Awaitable[T]]
     ) -> T:
-        """The same for work that enters `scope` itself."""
-        request = _WatchedRequest(receive, scope)
+        """The same for work that `cancel` ends."""
+        request = _WatchedRequest(receive, cancel)
         if not self._new:
             self._has_new.set()
         self._new.add(request)
@@ -149,10 +149,10 @@ class DisconnectWatcher:
 
 
 class _WatchedRequest:
-    __slots__ = ("_receive", "_watch_scope", "_work", "has_left")
+    __slots__ = ("_cancel", "_receive", "_watch_scope", "has_left")
 
-    def __init__(self, receive: Receive, work: anyio.CancelScope) -> None:
-        self._receive, self._work = receive, work
+    def __init__(self, receive: Receive, cancel: Callable[[], None]) -> None:
+        self._receive, self._cancel = receive, cancel
         self._watch_scope: anyio.CancelScope | None = None
         self.has_left = False
         """Whether the client has disconnected."""
@@ -167,7 +167,7 @@ class _WatchedRequest:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             self.has_left = True
-            self._work.cancel()
+            self._cancel()
 
     def stop_watching(self) -> None:
         if self._watch_scope is not None:

@@ -7,9 +7,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
-from anyio import CancelScope
-
 from gateway.gateway import ReloadRefusal
+from gateway.limits import CallScope
 from gateway.loop_watchdog import LoopWatchdog
 from gateway.mcp_client.server_status import ServerLog, ServerStatus
 from gateway.server_start import ServerStart
@@ -25,9 +24,9 @@ class ServedSession(AnySession, Protocol):
     def finish_s(self) -> float: ...
 
     async def calls(
-        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: CancelScope | None = None
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: CallScope | None = None
     ) -> list[ToolResult]:
-        """`scope` is entered for the calls, so that the caller can cancel them."""
+        """With `scope` the caller can cancel the calls."""
         ...
 
     @property

@@ -21,6 +21,7 @@ from gateway.http.api_models import MAX_CALLS, Call, Calls, CallsRequest, Feedba
 from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body, session_not_found
 from gateway.http.state import AppState, HttpSession
 from gateway.large_json import is_large
+from gateway.limits import CallScope
 from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Task, ToolCall, ToolResult, ToolSpec, are_text
 from gateway.wire import (
     dumps,
@@ -178,9 +179,9 @@ async def call_tools(app: AppState, request: Request) -> ASGIApp:
     http_session.calls += len(calls)
     context = LOOP_CONTEXT if options.audience == "loop" else DEFAULT_CONTEXT
     try:
-        scope = anyio.CancelScope()
+        scope = CallScope()
         work = partial(http_session.session.calls, http_session.without_forced_nulls(calls), context, scope)
-        results = await app.disconnects.cancel_on_disconnect(request.receive, scope, work)
+        results = await app.disconnects.cancel_on_disconnect(request.receive, scope.cancel, work)
     except SessionError:
         raise session_not_found() from None  # it was closed in the meantime
     return await _calls_response(options, calls, results)

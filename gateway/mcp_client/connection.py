@@ -19,7 +19,7 @@ from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED
 
-from gateway.limits import call_time
+from gateway.limits import call_scope
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import (
     SDK_CLOSED_MESSAGE,
@@ -168,8 +168,8 @@ class Connection:
             options["on_progress"] = cast(ProgressFnT, context.on_progress)
         self._has_sent_calls = self._has_sent_calls or method == "tools/call"
         pending = PendingRequest(context, cuts=self._cuts)
-        if (time := call_time.get()) is not None:
-            time.explain_silence = partial(self._dispatcher.explain_silence, monotonic())
+        if (scope := call_scope.get()) is not None:
+            scope.explain_silence = partial(self._dispatcher.explain_silence, monotonic())
         token = current_request.set(pending)
         self.pending.add(pending)
         sandbox, result = self.transport.sandbox, None

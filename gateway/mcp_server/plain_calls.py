@@ -37,6 +37,7 @@ from gateway.bounded_json import SMALL_LENGTH
 from gateway.http.endpoint import DisconnectWatcher
 from gateway.http.exchange import ClientDisconnected, Response
 from gateway.large_json import run_beside
+from gateway.limits import CallScope
 from gateway.mcp_server.call_tasks import has_tasks
 from gateway.mcp_server.client_context import ANSWERING_CAPABILITIES, upstream_request_meta
 from gateway.mcp_server.connected_clients import replay
@@ -89,10 +90,10 @@ class PlainCalls:
             plain = self._read_call(headers, message.get("body", b""))
         if plain is None:
             return await self._sdk_app(scope, replay([message], receive), send)
-        answer, call_scope = _Answer(receive, send), anyio.CancelScope()
+        answer, call_scope = _Answer(receive, send), CallScope()
         try:
             work = partial(self._run, plain, call_scope)
-            body, status = await self.disconnects.cancel_on_disconnect(answer.receive, call_scope, work)
+            body, status = await self.disconnects.cancel_on_disconnect(answer.receive, call_scope.cancel, work)
         except ClientDisconnected:
             return
         await answer.finish(scope, body, status)
@@ -125,7 +126,7 @@ class PlainCalls:
         text = to_json(arguments, ensure_ascii=True, inf_nan_mode="constants").decode()
         return PlainCall(request["id"], version, ToolCall(str(request["id"]), name, text), meta, capabilities)
 
-    async def _run(self, plain: PlainCall, scope: anyio.CancelScope) -> tuple[bytes, int]:
+    async def _run(self, plain: PlainCall, scope: CallScope) -> tuple[bytes, int]:
         """The JSON-RPC answer and its HTTP status."""
         context = Context(meta=upstream_request_meta(plain.meta, plain.capabilities))
         try:

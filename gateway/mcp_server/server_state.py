@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -33,7 +33,7 @@ from gateway.mcp_server.notifications import NotificationHub
 from gateway.mcp_server.resources import ResourceCatalog
 from gateway.mcp_server.resumable_calls import Handler, ResumableCalls
 from gateway.server_start import describe_starting
-from gateway.session import CANCELLED, GatewaySession
+from gateway.session import CANCELLED, CallScope, GatewaySession
 from gateway.types import Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 
@@ -144,11 +144,11 @@ class McpServerState:
         context: Context,
         meta: Mapping[str, Any],
         sessions: ClientSessions | None,
-        scope: anyio.CancelScope | None = None,
+        scope: CallScope | None = None,
     ) -> ToolResult:
         """Calls a tool in the session that the request's `meta` names, in its client's, or in a new one for this call.
 
-        `scope` is entered for it, so that the caller can cancel it.
+        With `scope` the caller can cancel it.
         """
         name, session_id = call.name, meta.get(SESSION_META_KEY)
         if (late := await self.wait_for_tool(name)) is not None:
@@ -162,10 +162,10 @@ class McpServerState:
             _require_tool(name, name in self.tools.by_name)
             # Modern HTTP requests belong to no connection, so nothing is kept between them.
             result = CANCELLED
-            with scope or anyio.CancelScope() as scope:
+            with (scope or CallScope()).open():
                 session = await self.gateway.begin(_task_of(name))
                 try:
-                    result = await session.call(call, context, nullcontext(scope))
+                    result = await session.call(call, context)
                 finally:
                     await session.close()
             return result

@@ -171,7 +171,7 @@ class RecordedSession(SessionMethods):
         ]
         keys = self._add_to_history([digest_call(call, context.audience) for call in calls])
         results = [CANCELLED] * len(calls)
-        with scope or nullcontext():
+        with nullcontext() if scope is None else scope.open():
             results = await self._record(lines, keys, lambda: self._inner.calls(calls, context), CANCELLED)
         return results
 

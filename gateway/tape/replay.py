@@ -156,7 +156,7 @@ class ReplaySession(GatewaySession):
     ) -> list[ToolResult]:
         self._touch()
         results = [CANCELLED] * len(calls)
-        with scope or nullcontext():
+        with nullcontext() if scope is None else scope.open():
             results = await self._tape_session.calls(calls, context)
         for call, result in zip(calls, results, strict=True):
             self._record_result(call, self._tools.get(call.name), result)
