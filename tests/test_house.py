@@ -147,7 +147,7 @@ GATEWAY_LAYERS = (
     ("json_log", "plural"),
     ("import_hook", "relative_imports", "loop_watchdog", "schema_budget", "server_start", "web", "config.base"),
     ("line_file", "plugins", "process", "schema", "toolset", "user_code"),
-    ("await_user_code", "config.sections", "gateway_journal", "plugin_commands", "session_protocols", "state", "wire"),
+    ("await_user_code", "config.sections", "plugin_commands", "session_protocols", "state", "wire"),
     ("sandbox.host_rules", "sandbox.sandbox_layout", "sandbox.provider_settings", "sandbox.sandbox_environment"),
     ("sandbox.grade_files",),
     ("sandbox.sandbox_settings", "sandbox.grade_settings"),

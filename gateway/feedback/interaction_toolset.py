@@ -78,7 +78,7 @@ def build_interaction(
         remedy = "derive it from gateway.feedback.base.BaseInteraction"
         raise ConfigError(problem, file=owner, field="class_name", remedy=remedy)
     try:
-        with UserCode(interaction_class):
+        with UserCode():
             return interaction_class({**config, "name": name})
     except ConfigError as error:
         # From an interaction that builds another one.
