@@ -14,8 +14,6 @@ from rich.text import Text
 from gateway.build import Plan
 from gateway.config.configured_server import find_unknown_tools
 from gateway.config.load_object import load_object
-from gateway.feedback.code import CodeInteraction
-from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
@@ -24,7 +22,6 @@ from gateway.plural import format_count
 from gateway.sandbox import bubblewrap
 from gateway.sandbox.cgroups import make_group, remove_group
 from gateway.sandbox.choose_provider import describe_provider, find_provider_problem
-from gateway.sandbox.python_programs import DESCRIPTIONS
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.sandbox.system_call_filter import has_filter
@@ -58,7 +55,6 @@ async def run_checks(plan: Plan) -> list[Finding]:
             *_check_native_tools(gateway),
             *_check_stand_ins(plan),
             *_check_servers(plan, gateway),
-            *_check_confinement(gateway),
             *[finding async for finding in _check_sandboxes(gateway)],
             *[finding async for finding in _check_server_states(gateway)],
             *[finding async for finding in _check_isolation(gateway)],
@@ -114,17 +110,6 @@ def _check_servers(plan: Plan, gateway: Gateway) -> Iterator[Finding]:
             )
     for error in find_unknown_tools(plan.config.servers.values(), listed):
         yield Finding("wrong", f"{error.where}: {error.problem}", error.remedy)
-
-
-def _check_confinement(gateway: Gateway) -> Iterator[Finding]:
-    """What holds the programs of the policy that interactions run."""
-    for source in gateway.sources:
-        interactions = source.toolset.interactions if isinstance(source.toolset, FeedbackToolset) else {}
-        for name, interaction in interactions.items():
-            if isinstance(interaction, CodeInteraction):
-                is_complete = interaction.confinement == "sandbox"
-                text = f"interaction {name}: programs are confined by {DESCRIPTIONS[interaction.confinement]}"
-                yield Finding("ok" if is_complete else "note", text, "" if is_complete else "install bubblewrap")
 
 
 async def _check_server_states(gateway: Gateway) -> AsyncIterator[Finding]:

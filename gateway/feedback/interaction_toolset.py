@@ -83,7 +83,7 @@ def build_interaction(
     except ConfigError as error:
         # From an interaction that builds another one.
         problem = f"interaction {name!r}: {error.problem}"
-        raise ConfigError(problem, file=owner, field=f"config.{error.field}", remedy=error.remedy) from error
+        raise ConfigError(problem, file=owner, field=f"config.{error.field}".rstrip("."), remedy=error.remedy) from error
     except ValidationError as error:
         # Without the input, which may be an API key.
         first = error.errors(include_input=False, include_url=False)[0]
