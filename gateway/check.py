@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from anyio import to_thread
 from rich.console import Console
@@ -14,6 +12,7 @@ from rich.text import Text
 from gateway.build import Plan
 from gateway.config.configured_server import find_unknown_tools
 from gateway.config.load_object import load_object
+from gateway.finding import Finding, Grade, print_finding
 from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
@@ -28,21 +27,10 @@ from gateway.sandbox.system_call_filter import has_filter
 from gateway.state.prepared_state import find_full_copy
 from gateway.terminal import show_start
 
-Grade = Literal["ok", "note", "wrong"]
 COPY_REMEDY = "use a folder whose files have one owner, and Linux 5.19 or newer, to start large states quickly"
 SHARE_REMEDY = "put the state and TMPDIR on one file system that shares blocks, such as XFS or Btrfs, as a folder"
-MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "wrong": ("FAIL", "red")}
 
 OWN_PACKAGES = ("gateway", "mtrl_plugins", "trainer")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    grade: Grade
-    message: str
-    remedy: str = ""
 
 
 async def run_checks(plan: Plan) -> list[Finding]:
@@ -215,10 +203,7 @@ def omitted_tools(gateway: Gateway) -> dict[str, str]:
 def print_findings(findings: list[Finding], console: Console) -> bool:
     """Prints the findings; returns whether nothing is wrong."""
     for finding in findings:
-        mark, colour = MARKS[finding.grade]
-        console.print(Text.assemble((mark, colour), f" {finding.message}"))
-        if finding.remedy:
-            console.print(Text(f"     remedy: {finding.remedy}"))
+        print_finding(finding, console)
     wrong = sum(finding.grade == "wrong" for finding in findings)
     console.print(Text("everything is in order" if not wrong else f"{wrong} to fix"))
     return not wrong
