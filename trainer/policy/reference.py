@@ -30,7 +30,7 @@ RUNNING_REQUESTS = 64
 """Requests to a teacher's server at a time."""
 DECODED_IDS = 8192
 """Ids that a server is asked to decode at a time."""
-REFUSED_REMEDY = "it needs SGLang 0.5.9 or newer, and a context of `limits.rollout_tokens`; its log says more"
+REFUSED_REMEDY = "it needs SGLang 0.5.17 or newer, and a context of `limits.rollout_tokens`; its log says more"
 SERVER_REMEDY = "start that server again, then continue with --resume; this step has changed no weight"
 
 
