@@ -180,12 +180,8 @@ async def _check_isolation(gateway: Gateway) -> AsyncIterator[Finding]:
         server = source.backend
         if not isinstance(server, McpToolset) or server.status.state != "up":
             continue
-        result = await check_isolation(server)
-        if result is not None and result.shared:
-            problem = f"server {server.name}: `isolation: {server.config.isolation}` shares files: {result.shared}"
-            yield Finding("wrong", problem, result.remedy)
-        elif result is not None:
-            yield Finding("ok", f"server {server.name}: no shared files were found: {result.tried}")
+        if (finding := await check_isolation(server)) is not None:
+            yield finding
 
 
 def omitted_tools(gateway: Gateway) -> dict[str, str]:
