@@ -18,10 +18,10 @@ from trainer.algorithms.loss import StepTotals, compute_loss
 from trainer.algorithms.packing import Batch, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings, CreditSettings, KLSettings
 from trainer.algorithms.train_batch import TrainBatch
-from trainer.policy.logprobs import Logprobs
+from trainer.policy.logprobs import Logprobs, PackedTokens
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
-from trainer.policy.update import PolicyUpdater
+from trainer.policy.update import PolicyUpdater, trained_tokens
 
 GRPO = AlgorithmSettings()
 GAE = AlgorithmSettings(name="reinforce_pp", credit=CreditSettings(kind="gae", lam=1.0))
@@ -46,7 +46,7 @@ def test_step_raises_the_logprobs_of_the_better_rollouts() -> None:
     batch = pack(compute_token_advantages(train_batch, GRPO).rows)
     with torch.no_grad():
         change_T = (
-            policy.logprob_reader.compute_batch_logprobs(batch.ids_T, batch.sequence_T, batch.trained_T).logprobs_T
+            policy.logprob_reader.compute_batch_logprobs(trained_tokens(batch, 1.0)).logprobs_T
             - batch.engine_logprobs_T
         )
     gain_S = batch.mean_by_sequence(change_T, batch.trained_T)
@@ -194,9 +194,9 @@ def test_logprob_that_is_not_finite_names_its_rollout_and_changes_nothing() -> N
     policy = Policy(tiny_model(), UpdateSettings(micro_batch_tokens=10))
     original = policy.logprob_reader.compute_batch_logprobs
 
-    def broken(ids_T: Tensor, *args: Any) -> Logprobs:
-        result = original(ids_T, *args)
-        is_last = ids_T.tolist() == list(train_batch.sequences[-1].ids)
+    def broken(tokens: PackedTokens, *args: Any) -> Logprobs:
+        result = original(tokens, *args)
+        is_last = tokens.ids_T.tolist() == list(train_batch.sequences[-1].ids)
         return Logprobs(result.logprobs_T * math.nan, result.entropy_T) if is_last else result
 
     policy.logprob_reader.compute_batch_logprobs = broken  # type: ignore[method-assign]

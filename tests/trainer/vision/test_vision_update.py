@@ -24,7 +24,7 @@ from trainer.policy.memory_parts import count_adapter_parameters, load_meta_mode
 from trainer.policy.memory_plan import plan_memory, vision_bytes_per_token
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
-from trainer.policy.update import PolicyUpdater
+from trainer.policy.update import PolicyUpdater, trained_tokens
 from trainer.train.settings import TrainSettings
 from trainer.vision.image_processor import ImageProcessor
 
@@ -88,9 +88,7 @@ def test_packed_rows_have_the_gradient_of_single_rows(kind: Path) -> None:
         if alone:
             policy.logprob_reader.fallback_reason = "as if it could not be packed"
             policy.model.get_submodule(eyes.family.text_module).set_attn_implementation("sdpa")  # type: ignore[operator]
-        read = policy.logprob_reader.compute_batch_logprobs(
-            batch.ids_T, batch.sequence_T, batch.trained_T, images=batch.images
-        )
+        read = policy.logprob_reader.compute_batch_logprobs(trained_tokens(batch, 1.0))
         compute_loss(read.logprobs_T, batch, StepTotals.from_batches([batch]), GRPO).value.backward()  # type: ignore[no-untyped-call]
         found.append(model_gradient(policy.model))
     assert torch.allclose(found[0], found[1], atol=1e-5 * float(found[0].abs().max()))
