@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.algorithms.reference_loops import step_totals
 from tests.trainer.policy.tiny_policies import example_batch, model_gradient, tiny_model
 from trainer.algorithms.advantages import compute_token_advantages
-from trainer.algorithms.loss import StepTotals, compute_loss
+from trainer.algorithms.loss import compute_loss
 from trainer.algorithms.packing import Batch, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings, CreditSettings, KLSettings
 from trainer.algorithms.train_batch import TrainBatch
@@ -114,9 +115,7 @@ def test_tokens_of_other_authors_do_not_change_the_gradient(name: str) -> None:
 
     def compute_gradient(batch: Batch, targets_T: Tensor) -> Tensor:
         policy = Policy(tiny_model(), UpdateSettings())
-        compute_loss(
-            target_logprobs(policy, batch, targets_T), batch, StepTotals.from_batches([batch]), algorithm
-        ).value.backward()  # type: ignore[no-untyped-call]
+        compute_loss(target_logprobs(policy, batch, targets_T), batch, step_totals(batch), algorithm).value.backward()  # type: ignore[no-untyped-call]
         return model_gradient(policy.model)
 
     clean = compute_gradient(batch, batch.ids_T)
