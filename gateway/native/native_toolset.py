@@ -182,7 +182,7 @@ class _NativeSession:
         if tool.context_parameter is not None:
             kwargs[tool.context_parameter] = self._session_context(context)
         if tool.is_async:
-            with UserCode(tool.code_name):
+            with UserCode():
                 value = await await_user_code(tool.function(**kwargs))
             return await self._to_result(value)
         return await self._to_result(await self._toolset.threads.run(tool.function, **kwargs))
