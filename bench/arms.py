@@ -46,11 +46,11 @@ from arms_table import (  # noqa: E402
     format_habit,
     kept_tasks,
 )
+from real_job import measure_cost  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from gateway.disk_errors import write_atomically  # noqa: E402
 from mtrl_plugins.demo.model_cache import find_or_build_model  # noqa: E402
-from mtrl_plugins.demo.real.real_job import measure_cost  # noqa: E402
 from mtrl_plugins.demo.warm_start import Recipe  # noqa: E402
 from trainer.algorithms.named_algorithms import ALGORITHMS  # noqa: E402
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence, build_train_batch  # noqa: E402

@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import anyio  # noqa: E402
 import psutil  # noqa: E402
 import torch  # noqa: E402
+from fetch_model import PACKAGE, fetch_model  # noqa: E402
 from gpu_trl import measure_trl_update  # noqa: E402
 from gpu_workload import ModelShape, make_batch  # noqa: E402
 from peers import trl  # noqa: E402
@@ -41,7 +42,6 @@ from step_costs import core_seconds  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 from turn_depth import format_turns, measure_turns  # noqa: E402
 
-from mtrl_plugins.demo.real.fetch_model import PACKAGE, fetch_model  # noqa: E402
 from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
 from trainer.engine.base import Sampling  # noqa: E402
 from trainer.engine.sglang.http_client import SGLangClient  # noqa: E402

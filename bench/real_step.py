@@ -21,12 +21,12 @@ from typing import Any
 import anyio
 from gpu_trl import ROOT, find_trl
 from peers import trl
+from real_job import RealJob, Size
 from rich.console import Console
 from step_costs import StepCost, compute_figures, measure_steps, read_mtrl_step, read_trl_step
 
 from gateway.types import Task, ToolSpec
 from mtrl_plugins.demo.model_cache import cache_folder
-from mtrl_plugins.demo.real.real_job import RealJob, Size
 from trainer.rollout.loop import add_instructions
 from trainer.setup import load_template, make_gateway
 from trainer.template.chat_template import function_schema

@@ -55,7 +55,7 @@ def _close(code: Coroutine[Any, Any, Any]) -> None:
     name = getattr(code, "__qualname__", type(code).__name__)
     log.error("%s went on after %d cancellations; it was closed", name, MAX_CANCELLATIONS)
     try:
-        with UserCode(None):
+        with UserCode():
             code.close()
     except Exception:  # boundary: user code; it may go on here, too
         log.exception("%s failed when it was closed", name)

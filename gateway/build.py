@@ -142,7 +142,7 @@ def _try_build(
     make: Callable[[NativeEntry], NativeTool | ClassEnvironment], entry: NativeEntry, errors: list[ConfigError]
 ) -> NativeTool | ClassEnvironment | None:
     try:
-        with UserCode(make):
+        with UserCode():
             return make(entry)
     except ConfigErrors as error:
         errors.extend(error.errors)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from anyio import to_thread
 from rich.console import Console
@@ -14,8 +12,7 @@ from rich.text import Text
 from gateway.build import Plan
 from gateway.config.configured_server import find_unknown_tools
 from gateway.config.load_object import load_object
-from gateway.feedback.code import CodeInteraction
-from gateway.feedback.interaction_toolset import FeedbackToolset
+from gateway.finding import Finding, Grade, print_finding
 from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
@@ -24,28 +21,16 @@ from gateway.plural import format_count
 from gateway.sandbox import bubblewrap
 from gateway.sandbox.cgroups import make_group, remove_group
 from gateway.sandbox.choose_provider import describe_provider, find_provider_problem
-from gateway.sandbox.python_programs import DESCRIPTIONS
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.sandbox.system_call_filter import has_filter
 from gateway.state.prepared_state import find_full_copy
 from gateway.terminal import show_start
 
-Grade = Literal["ok", "note", "wrong"]
 COPY_REMEDY = "use a folder whose files have one owner, and Linux 5.19 or newer, to start large states quickly"
 SHARE_REMEDY = "put the state and TMPDIR on one file system that shares blocks, such as XFS or Btrfs, as a folder"
-MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "wrong": ("FAIL", "red")}
 
 OWN_PACKAGES = ("gateway", "mtrl_plugins", "trainer")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    grade: Grade
-    message: str
-    remedy: str = ""
 
 
 async def run_checks(plan: Plan) -> list[Finding]:
@@ -58,7 +43,6 @@ async def run_checks(plan: Plan) -> list[Finding]:
             *_check_native_tools(gateway),
             *_check_stand_ins(plan),
             *_check_servers(plan, gateway),
-            *_check_confinement(gateway),
             *[finding async for finding in _check_sandboxes(gateway)],
             *[finding async for finding in _check_server_states(gateway)],
             *[finding async for finding in _check_isolation(gateway)],
@@ -114,17 +98,6 @@ def _check_servers(plan: Plan, gateway: Gateway) -> Iterator[Finding]:
             )
     for error in find_unknown_tools(plan.config.servers.values(), listed):
         yield Finding("wrong", f"{error.where}: {error.problem}", error.remedy)
-
-
-def _check_confinement(gateway: Gateway) -> Iterator[Finding]:
-    """What holds the programs of the policy that interactions run."""
-    for source in gateway.sources:
-        interactions = source.toolset.interactions if isinstance(source.toolset, FeedbackToolset) else {}
-        for name, interaction in interactions.items():
-            if isinstance(interaction, CodeInteraction):
-                is_complete = interaction.confinement == "sandbox"
-                text = f"interaction {name}: programs are confined by {DESCRIPTIONS[interaction.confinement]}"
-                yield Finding("ok" if is_complete else "note", text, "" if is_complete else "install bubblewrap")
 
 
 async def _check_server_states(gateway: Gateway) -> AsyncIterator[Finding]:
@@ -207,12 +180,8 @@ async def _check_isolation(gateway: Gateway) -> AsyncIterator[Finding]:
         server = source.backend
         if not isinstance(server, McpToolset) or server.status.state != "up":
             continue
-        result = await check_isolation(server)
-        if result is not None and result.shared:
-            problem = f"server {server.name}: `isolation: {server.config.isolation}` shares files: {result.shared}"
-            yield Finding("wrong", problem, result.remedy)
-        elif result is not None:
-            yield Finding("ok", f"server {server.name}: no shared files were found: {result.tried}")
+        if (finding := await check_isolation(server)) is not None:
+            yield finding
 
 
 def omitted_tools(gateway: Gateway) -> dict[str, str]:
@@ -230,10 +199,7 @@ def omitted_tools(gateway: Gateway) -> dict[str, str]:
 def print_findings(findings: list[Finding], console: Console) -> bool:
     """Prints the findings; returns whether nothing is wrong."""
     for finding in findings:
-        mark, colour = MARKS[finding.grade]
-        console.print(Text.assemble((mark, colour), f" {finding.message}"))
-        if finding.remedy:
-            console.print(Text(f"     remedy: {finding.remedy}"))
+        print_finding(finding, console)
     wrong = sum(finding.grade == "wrong" for finding in findings)
     console.print(Text("everything is in order" if not wrong else f"{wrong} to fix"))
     return not wrong

@@ -167,7 +167,8 @@ def call(
 @app.command()
 def check(tools: ToolsOption = None, mcp: McpOption = None) -> None:
     """Open every server, validate every schema, and report problems with remedies. Exits with 1 if there are any."""
-    from gateway.check import Finding, print_findings, run_checks
+    from gateway.check import print_findings, run_checks
+    from gateway.finding import Finding
     from gateway.terminal import stdout_console
 
     findings: list[Finding] = []

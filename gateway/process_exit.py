@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 JOIN_TIMEOUT_S = 1.0
 """Time for threads that are about to end by themselves."""
 
 
 _PR_SET_DUMPABLE = 4
+OWN_PACKAGES = ("gateway.", "mtrl_plugins.", "trainer.")
 
 
 def hide_environment() -> None:
@@ -27,9 +31,29 @@ def hide_environment() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def tell_exits() -> None:
+    """Has `os._exit` print where it is called, but for our own calls and those in forks of this process."""
+    exit_at_once, process = os._exit, os.getpid()
+
+    def tell(status: int) -> NoReturn:
+        caller = sys._getframe(1)
+        if os.getpid() == process and not str(caller.f_globals.get("__name__")).startswith(OWN_PACKAGES):
+            sys.stderr.write(f"the process ends at once, by `os._exit({status})`:\n")
+            traceback.print_stack(caller)
+            sys.stderr.flush()
+        exit_at_once(status)
+
+    os._exit = tell
+
+
 @contextmanager
 def exit_despite_threads() -> Iterator[None]:
-    """Around a command that ends with SystemExit; the interpreter alone would wait for all non-daemon threads."""
+    """Around a command that ends with SystemExit; the interpreter alone would wait for all non-daemon threads.
+
+    If a library crashes the interpreter meanwhile, or user code ends it, a stack says where.
+    """
+    faulthandler.enable(2)  # By the descriptor: the stream may be another one by then.
+    tell_exits()
     try:
         yield
     except SystemExit as end:

@@ -23,7 +23,6 @@ from starlette.types import ASGIApp
 from gateway.build import Plan, build_plan
 from gateway.errors import ConfigError, GatewayError
 from gateway.gateway import Gateway, ReloadRefusal
-from gateway.gateway_journal import keep_journal
 from gateway.http.app import build_app
 from gateway.http.endpoint import DisconnectWatcher
 from gateway.http.settings import Settings, check_origins, read_token
@@ -182,8 +181,7 @@ def serve_files(
 def _serve(gateway: Gateway, settings: Settings, *background: AbstractAsyncContextManager[Any]) -> None:
     hide_environment()
     build, lifespans = build_apps(gateway, settings)
-    with keep_journal(settings.host, settings.port):
-        run(gateway, settings, build=build, background=(*lifespans, *background))
+    run(gateway, settings, build=build, background=(*lifespans, *background))
 
 
 def build_apps(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
 import math
@@ -92,10 +91,6 @@ _MEDIA: Mapping[str, type[Image | Audio | Video]] = {"image": Image, "audio": Au
 _MEDIA_NAMES = {kind: name for name, kind in _MEDIA.items()}
 
 
-class WireError(ValueError):
-    """Received JSON that does not have the expected form."""
-
-
 def dumps(value: Json) -> bytes:
     """Encodes JSON in ASCII; non-finite numbers become null. Of other types it writes some in forms of its own, so
     values of tools go through `to_plain` before."""
@@ -142,10 +137,7 @@ def _to_base64(data: bytes) -> str:
 
 
 def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise WireError(f"not valid base64: {error}") from error
+    return base64.b64decode(text, validate=True)
 
 
 def part_to_json(part: Part, encode: Callable[[bytes], str] = _to_base64) -> dict[str, Any]:
@@ -161,7 +153,7 @@ def part_to_json(part: Part, encode: Callable[[bytes], str] = _to_base64) -> dic
 
 
 def part_from_json(value: Mapping[str, Any], decode: Callable[[str], bytes] = _from_base64) -> Part:
-    """Decodes a part; raises `WireError` if it is invalid."""
+    """Decodes a part; raises ValueError if it is invalid."""
     match value:
         case {"type": "text", "text": str(text)}:
             return Text(text)
@@ -170,9 +162,9 @@ def part_from_json(value: Mapping[str, Any], decode: Callable[[str], bytes] = _f
         case {"type": "resource", "uri": str(), **rest}:
             data = rest.pop("data", None)
             if not all(isinstance(text, str | None) for text in rest.values()):
-                raise WireError(f"not a valid resource: {str(value)[:80]!r}")
+                raise ValueError(f"not a valid resource: {str(value)[:80]!r}")
             return Resource(value["uri"], **rest, data=None if data is None else decode(data))
-    raise WireError(f"not a valid part: {str(value)[:80]!r}")
+    raise ValueError(f"not a valid part: {str(value)[:80]!r}")
 
 
 def result_to_json(call: ToolCall, result: ToolResult) -> dict[str, Any]:

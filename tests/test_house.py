@@ -35,7 +35,7 @@ GATEWAY_IMPORTS = {
     "starlette": ("http/", "mcp_server/", "tracing.py", "serving.py"),
     "uvicorn": ("http/",),
     "typer": ("cli.py", "plugin_commands.py"),
-    "rich": ("terminal.py", "check.py"),
+    "rich": ("terminal.py", "check.py", "finding.py"),
     "yaml": ("config/",),
     "prometheus_client": ("http/",),
     "jsonschema_rs": ("schema.py",),
@@ -71,7 +71,7 @@ TRAINER_IMPORTS = {
     "datasets": ("data/",),
     "pyarrow": ("data/",),
     "typer": ("cli/",),
-    "rich": ("view/", "finding.py", "collect_rollouts.py", "replay_rollouts.py", "train/", "cli/"),
+    "rich": ("view/", "collect_rollouts.py", "replay_rollouts.py", "train/", "cli/"),
     "asyncio": (),
     "mcp": (),
     "starlette": (),
@@ -144,10 +144,10 @@ def test_third_party_packages_are_imported_only_where_allowed(package: str, impo
 
 GATEWAY_LAYERS = (
     ("types", "errors", "version", "bounded_json", "large_json", "disk_errors", "policy_text", "process_exit"),
-    ("json_log", "plural"),
+    ("finding", "json_log", "plural"),
     ("import_hook", "relative_imports", "loop_watchdog", "schema_budget", "server_start", "web", "config.base"),
     ("line_file", "plugins", "process", "schema", "toolset", "user_code"),
-    ("await_user_code", "config.sections", "gateway_journal", "plugin_commands", "session_protocols", "state", "wire"),
+    ("await_user_code", "config.sections", "plugin_commands", "session_protocols", "state", "wire"),
     ("sandbox.host_rules", "sandbox.sandbox_layout", "sandbox.provider_settings", "sandbox.sandbox_environment"),
     ("sandbox.grade_files",),
     ("sandbox.sandbox_settings", "sandbox.grade_settings"),
@@ -166,7 +166,7 @@ GATEWAY_LAYERS = (
     ("cli",),
 )
 TRAINER_LAYERS = (
-    ("ledger", "parse", "worker_thread", "load_plugin", "finding", "pretrained", "hub"),
+    ("ledger", "parse", "worker_thread", "load_plugin", "pretrained", "hub"),
     ("rollout.task", "rollout.rollout", "storage", "vision", "engine", "template"),
     ("rollout.run_part",),
     ("rollout.settings",),

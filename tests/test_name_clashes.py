@@ -85,7 +85,7 @@ async def test_check_tells_each_clash_of_real_servers(tmp_path: Path) -> None:
     file.write_text(json.dumps({"mcpServers": servers}))
     with anyio.fail_after(90):
         findings = await run_checks(build_plan(None, file))
-    texts = [finding.message for finding in findings if finding.grade == "note"]
+    texts = [finding.text for finding in findings if finding.grade == "note"]
     told = "tool echo of mcp server 'two': it is offered as 'two_echo', because mcp server 'one' has 'echo'"
     assert told in texts and not [finding for finding in findings if finding.grade == "wrong"]
     servers["two"]["on_clash"] = "refuse"

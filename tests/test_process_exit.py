@@ -25,6 +25,18 @@ def test_command_exits_with_its_code_and_output_despite_running_threads(thread: 
     assert (done.returncode, done.stdout) == (code, "said")
 
 
+@pytest.mark.parametrize(
+    ("ending", "code"), [("faulthandler._sigsegv()", -11), ("os._exit(7)", 7), ("os.fork() or os._exit(3)", 0)]
+)
+def test_user_code_that_ends_the_process_is_told_by_its_stack(ending: str, code: int) -> None:
+    script = (
+        "import faulthandler, os\nfrom gateway.process_exit import exit_despite_threads\n"
+        f"def reward():\n    {ending}\nwith exit_despite_threads():\n    reward()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code and ("in reward" in done.stderr) == (code != 0)
+
+
 @pytest.mark.parametrize("hides", [True, False])
 def test_children_of_the_same_user_read_the_environment_only_if_it_is_not_hidden(hides: bool) -> None:
     script = (

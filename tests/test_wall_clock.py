@@ -27,7 +27,6 @@ RECORDED = {
     "trainer/data/dataset.py": "whether a file differs from the one that was read",
     "trainer/storage/run_status.py": "the age of a status: for the page, and for an evaluation beside a training run",
     "mtrl_plugins/web/runs.py": "when a run changed, for its page",
-    "mtrl_plugins/demo/real/real_job.py": "the date of a result",
     "mtrl_plugins/swift/protocol.py": "when a response was created, as the interface has it",
     "mtrl_plugins/environments/host_server.py": "when a response was created, as the interface has it",
     "gateway/mcp_client/auth/token_file.py": "whether a token in a file has expired, which other processes read, too",

@@ -20,10 +20,6 @@ def configure_torch() -> None:
     torch.set_num_threads(1)  # More are slower for models that fit a machine without a GPU.
 
 
-class ModelError(OperatorError):
-    """The folder holds no model that can be loaded; the message has the remedy."""
-
-
 COMPUTE_DEVICE = "_compute_device"
 """The attribute of a model whose weights are kept on another device than it computes on."""
 
@@ -39,17 +35,17 @@ SHARDS_FOLDER = "shards"
 
 
 def require_whole_model(folder: Path) -> None:
-    """Raises ModelError for a checkpoint that no model can be loaded from as it is."""
+    """Raises OperatorError for a checkpoint that no model can be loaded from as it is."""
     if (folder / SHARDS_FOLDER).is_dir():
         remedy = f"write a model's folder from it with `mtrl-train export {folder} --out FOLDER`, and name that one"
-        raise ModelError(f"{folder}: is a checkpoint that several ranks wrote; {remedy}")
+        raise OperatorError(f"{folder}: is a checkpoint that several ranks wrote; {remedy}")
 
 
 def require_plain_weights(folder: Path) -> None:
-    """Raises ModelError for a model whose weights are quantised: without their scales, they are other weights."""
+    """Raises OperatorError for a model whose weights are quantised: without their scales, they are other weights."""
     if method := _read_quantization(folder):
         remedy = "name the folder of the model that they were made from"
-        raise ModelError(f"{folder}: its weights are quantised ({method}) and cannot be trained; {remedy}")
+        raise OperatorError(f"{folder}: its weights are quantised ({method}) and cannot be trained; {remedy}")
 
 
 def _read_quantization(folder: Path) -> str:
@@ -70,7 +66,7 @@ def load_model(
     require_whole_model(folder)
     require_plain_weights(folder)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
+        raise OperatorError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
     if isinstance(dtype, str):
         dtype = _dtype(dtype)
     try:
@@ -78,7 +74,7 @@ def load_model(
     except ModelCodeError:
         raise
     except Exception as error:  # Several libraries read weights, each with its own errors.
-        raise ModelError(
+        raise OperatorError(
             f"{folder}: cannot be loaded as a causal language model: {error}; copy the folder again"
         ) from error
     torch.nn.Module.to(model, device)
@@ -89,7 +85,7 @@ def load_model(
 def build_skeleton(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model with weights that nothing was written to, which take no memory until then; its buffers are computed."""
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
+        raise OperatorError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
     with no_init_weights():
         model = make_model(folder, dtype)
     model.tie_weights()  # A part of the initialisation that was skipped.
@@ -100,5 +96,5 @@ def build_skeleton(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrain
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ModelError(f"dtype {name!r} is no torch dtype; use float32, bfloat16 or float16")
+        raise OperatorError(f"dtype {name!r} is no torch dtype; use float32, bfloat16 or float16")
     return dtype

@@ -68,20 +68,6 @@ def load_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return cast("PreTrainedModel", _read(_model_class(load_config(folder)), folder, dtype=dtype))
 
 
-def load_gguf(file: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """The model and the tokenizer of a GGUF file, with weights that are no longer quantised."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    options: Any = {"gguf_file": file.name, "local_files_only": True, CODE_SETTING: False}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **options)
-    if hasattr(loaded.config, "quantization_config"):
-        del loaded.config.quantization_config
-    make: Any = AutoModelForCausalLM.from_config  # A model that was read from GGUF refuses to be saved.
-    model = make(loaded.config, dtype=dtype)
-    model.load_state_dict(loaded.state_dict())
-    return model, cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(file.parent, **options))
-
-
 def make_model(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The model of a folder's configuration, with weights as transformers initialises them."""
     config = load_config(folder)

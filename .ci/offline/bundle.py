@@ -40,8 +40,8 @@ GLIBC = "2_34"
 XZ_LEVEL = 6
 """Of SGLang's tree, level 9 saves another 6 % and takes half as long again."""
 
-SGLANG = "sglang>=0.5.12,<0.6"
-"""Older releases declare no torch, so that any would seem to fit."""
+SGLANG = "sglang>=0.5.17,<0.6"
+"""The oldest that is accepted."""
 SGLANG_DOES_WITHOUT = (
     *("anthropic", "blobfile", "datasets", "easydict", "mistral-common", "modelscope", "smg-grpc-servicer", "timm"),
     *("flash-attn-4", "helion", "humming-kernels", "kernels", "llguidance", "outlines", "quack-kernels"),

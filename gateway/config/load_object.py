@@ -26,7 +26,7 @@ def load_object(name: str, file: Path | None = None, field: str = "") -> Any:
     add_to_sys_path(folders)
     module_name, attributes = _split_name(name)
     try:
-        with enable_stand_ins(module_name, folders), UserCode(None):
+        with enable_stand_ins(module_name, folders), UserCode():
             target: Any = import_user_module(module_name)
     except ModuleNotFoundError as error:
         if not _is_module_missing(module_name, error):

@@ -1,8 +1,8 @@
 """`CodeInteraction`: runs the policy's Python code and scores it by tests.
 
-Each program runs in a sandbox of its own (`program_runner.py`). Where there is no way to confine programs, the
-interaction refuses to be built, unless its configuration has `unsafe: true`. The output that a test expects, and the
-literals that its assertion compares with, are in no sandbox (`assertions.py`).
+Each program runs in a sandbox of its own (`program_runner.py`); where there can be none, the interaction refuses to be
+built. The output that a test expects, and the literals that its assertion compares with, are in no sandbox
+(`assertions.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.feedback.program_runner import (
     TOO_LONG,
     ProgramLimits,
     ProgramResult,
-    choose_confinement,
+    require_sandbox,
     run_python,
 )
 from gateway.policy_text import repeatable
@@ -73,8 +73,6 @@ class CodeSettings(FrozenModel):
     """Limit on the output of one test."""
     at_once: PositiveInt = os.cpu_count() or 1
     """Programs that run at the same time, over all rollouts."""
-    unsafe: bool = False
-    """Runs programs where they cannot be confined, too: they may read secrets and end the gateway."""
 
 
 _TESTS = TypeAdapter(tuple[CodeTest | str, ...])
@@ -88,7 +86,7 @@ class CodeInteraction(BaseInteraction):
         self.settings = CodeSettings.model_validate(config)
         self._tests: dict[str, tuple[CodeTest, ...]] = {}
         self._slots = anyio.CapacityLimiter(self.settings.at_once)
-        self.confinement = choose_confinement(self.settings.unsafe)
+        require_sandbox()
         self.reaper: Reaper | None = None
         """Removes what sandboxes held if the gateway is killed."""
 
@@ -143,7 +141,7 @@ class CodeInteraction(BaseInteraction):
         )
         assertion = None if test.assertion is None else ProgramAssertion(test.assertion)
         program = source if assertion is None else assertion.add_to(source)
-        ended = await run_python(program, test.stdin, limits, self.confinement, self.reaper)
+        ended = await run_python(program, test.stdin, limits, self.reaper)
         # How much was left of the time for all tests differs from run to run, and so would a text with the seconds.
         if limits.wall_s < settings.wall_s and ended.stop_reason.startswith(TOO_LONG):
             return _TIME_USED_UP

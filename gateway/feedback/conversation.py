@@ -35,10 +35,6 @@ Counts = Counter[tuple[str, str]]
 """Number of events by (interaction, event): an outcome, or a failure to start, finalize or close."""
 
 
-class InvalidTurnError(GatewayError):
-    """An interaction returned something that is not a turn."""
-
-
 async def run_turn(
     interaction: BaseInteraction,
     threads: ThreadPool,
@@ -63,15 +59,15 @@ def parse_turn(value: Any, name: str) -> tuple[bool, Any, float | None, Mapping[
     """(done, reply, score, metadata); the last two may be missing, as in older versions of the interface."""
     if not isinstance(value, tuple) or not 2 <= len(value) <= 4:
         shape = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
-        raise InvalidTurnError(
+        raise GatewayError(
             f"{name}.generate_response returned {shape}, not (should_terminate, response, score, metadata)"
         )
     done, reply, score, metadata = (*value, None, None)[:4]
     if isinstance(done, str):
-        raise InvalidTurnError(f"{name}.generate_response returned {done!r} for should_terminate, not a bool")
+        raise GatewayError(f"{name}.generate_response returned {done!r} for should_terminate, not a bool")
     if metadata is not None and not isinstance(metadata, Mapping):
         type_name = type(metadata).__name__
-        raise InvalidTurnError(f"{name}.generate_response returned a {type_name} for metadata, not a dict")
+        raise GatewayError(f"{name}.generate_response returned a {type_name} for metadata, not a dict")
     return bool(done), reply, None if score is None else parse_score(score, name), metadata or EMPTY
 
 
@@ -82,7 +78,7 @@ def parse_score(value: Any, name: str) -> float:
     except Exception:  # boundary: a user's object may raise anything when converted
         score = math.nan
     if not math.isfinite(score):
-        raise InvalidTurnError(f"{name} returned {safe_repr(value)} as a score, not a finite number")
+        raise GatewayError(f"{name} returned {safe_repr(value)} as a score, not a finite number")
     return score
 
 

@@ -78,12 +78,12 @@ def build_interaction(
         remedy = "derive it from gateway.feedback.base.BaseInteraction"
         raise ConfigError(problem, file=owner, field="class_name", remedy=remedy)
     try:
-        with UserCode(interaction_class):
+        with UserCode():
             return interaction_class({**config, "name": name})
     except ConfigError as error:
         # From an interaction that builds another one.
-        problem = f"interaction {name!r}: {error.problem}"
-        raise ConfigError(problem, file=owner, field=f"config.{error.field}", remedy=error.remedy) from error
+        problem, field = f"interaction {name!r}: {error.problem}", f"config.{error.field}".rstrip(".")
+        raise ConfigError(problem, file=owner, field=field, remedy=error.remedy) from error
     except ValidationError as error:
         # Without the input, which may be an API key.
         first = error.errors(include_input=False, include_url=False)[0]

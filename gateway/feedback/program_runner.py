@@ -1,17 +1,17 @@
 """Runs Python programs of the policy in confined, limited child processes.
 
-Each program has a sandbox of its own; a job may accept that it has none where no sandbox can be started. Limited are
-wall clock, CPU time, memory, disk, processes and printed output. A program has an empty environment, an empty
-folder, and no site packages.
+Each program has a sandbox of its own. Limited are wall clock, CPU time, memory, disk, processes and printed output. A
+program has an empty environment, an empty folder, and no site packages.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,12 @@ from gateway.process.reaper import Reaper
 from gateway.process.spawn import kill_group, spawn
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import Confined, find_problem
-from gateway.sandbox.python_programs import PYTHON_COMMAND, Confinement, limit
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
 
 KILLED = frozenset(code for number in (signal.SIGXCPU, signal.SIGKILL) for code in (-number, 128 + number))
 """Exit statuses of programs that a signal ended; processes that wait for them in namespaces add 128."""
+PYTHON_COMMAND = (os.path.realpath(sys.executable), "-I", "-S", "-B", "-X", "utf8")
 PROGRAM, PROCESSES, FILES = "/program.py", 16, 1000
 """In a sandbox: the path of the program, and limits."""
 EXIT_GRACE_S = 2.0
@@ -49,7 +49,7 @@ class ProgramLimits:
     cpu_s: int = 5
     memory_bytes: int = 512 * 1024 * 1024
     file_bytes: int = 8 * 1024 * 1024
-    """Of one file; in a sandbox, of all files of each folder."""
+    """Of all files of each folder."""
     output_bytes: int = 64 * 1024
     """For stdout and stderr each; a program that prints more is killed."""
 
@@ -91,15 +91,14 @@ async def run_python(
     source: str,
     stdin: str = "",
     limits: ProgramLimits = ProgramLimits(),
-    confinement: Confinement | None = None,
     reaper: Reaper | None = None,
 ) -> ProgramResult:
-    """Runs a program until it ends or reaches a limit. Raises ConfigError if it cannot be confined, and Unavailable."""
-    confinement = confinement or choose_confinement(is_unsafe=False)
-    async with _open_place(confinement, limits, reaper, source) as place:
-        process = spawn(place.command, cwd=place.folder, env={}, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    """Runs a program until it ends or reaches a limit. Raises Unavailable where its sandbox does not start."""
+    async with _open_sandbox(limits, reaper, source) as sandbox:
+        command = (*sandbox.line, "/usr/bin/env", "-i", *PYTHON_COMMAND, PROGRAM)
+        process = spawn(command, env={}, stdin=PIPE, stdout=PIPE, stderr=PIPE)
         try:
-            return await _communicate(process, stdin, limits, place.sandbox)
+            return await _communicate(process, stdin, limits, sandbox)
         finally:
             kill_group(process.pid)
             with anyio.CancelScope(shield=True):
@@ -108,29 +107,12 @@ async def run_python(
                 close_stream(stream)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a program can be run confined."""
-
-    command: Sequence[str]
-    folder: Path | None = None
-    """The working folder outside, without a sandbox."""
-    sandbox: SandboxedCommand | None = None
-
-
 @asynccontextmanager
-async def _open_place(
-    confinement: Confinement, limits: ProgramLimits, reaper: Reaper | None, source: str
-) -> AsyncIterator[_Place]:
-    """A place for one program: a sandbox, or a folder. At the end all that the program left is gone."""
+async def _open_sandbox(limits: ProgramLimits, reaper: Reaper | None, source: str) -> AsyncIterator[SandboxedCommand]:
+    """A sandbox for one program. At the end all that the program left is gone."""
     with tempfile.TemporaryDirectory(prefix="mtrl-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        program = folder / "program.py"
+        program = Path(name) / "program.py"
         await anyio.Path(program).write_text(source, encoding="utf-8", errors="replace")
-        if confinement != "sandbox":
-            numbers = (limits.cpu_s, limits.memory_bytes, limits.file_bytes)
-            yield _Place(limit(numbers, (*PYTHON_COMMAND, str(program))), folder)
-            return
         settings = SandboxSettings(
             memory_mb=limits.memory_bytes // 2**20,
             cpu_s=limits.cpu_s,
@@ -145,13 +127,13 @@ async def _open_place(
         async with open_command(confined, reaper) as held:
             statistics.count_start(time.perf_counter() - began)
             try:
-                yield _Place((*held.line, "/usr/bin/env", "-i", *PYTHON_COMMAND, PROGRAM), sandbox=held)
+                yield held
             finally:
                 statistics.count_end()
 
 
 async def _communicate(
-    process: Popen[bytes], stdin: str, limits: ProgramLimits, sandbox: SandboxedCommand | None
+    process: Popen[bytes], stdin: str, limits: ProgramLimits, sandbox: SandboxedCommand
 ) -> ProgramResult:
     out, err = _OutputBuffer(limits.output_bytes), _OutputBuffer(limits.output_bytes)
     async with anyio.create_task_group() as tasks:
@@ -166,11 +148,11 @@ async def _communicate(
         return ProgramResult(out.text, err.text, None, f"{TOO_LONG}{limits.wall_s:g} s")
     if out.overflowed or err.overflowed:
         return ProgramResult(out.text, err.text, None, f"it printed more than {limits.output_bytes} bytes")
-    if sandbox is not None and (process.returncode or 0) < 0:  # Nothing inside can signal bubblewrap's outer process.
+    if (process.returncode or 0) < 0:  # Nothing inside can signal bubblewrap's outer process.
         raise Unavailable(f"the sandbox was ended from outside, by signal {-(process.returncode or 0)}")
-    if sandbox is not None and not sandbox.has_started():
+    if not sandbox.has_started():
         raise Unavailable(f"a sandbox did not start: {err.text.strip()[-300:]}")
-    if sandbox is not None and (reason := sandbox.find_limit()):
+    if reason := sandbox.find_limit():
         return ProgramResult(out.text, err.text, None, reason)
     if process.returncode in KILLED:
         reason = f"it used more than {limits.cpu_s} s of CPU time, or too much memory"
@@ -185,13 +167,7 @@ async def _write_stdin(pipe: WritePipe, stdin: str) -> None:
     pipe.close()
 
 
-def choose_confinement(is_unsafe: bool) -> Confinement:
-    """How programs are confined on this machine. Raises ConfigError if they cannot be, unless that is wanted."""
-    if (problem := find_problem()) is None:
-        return "sandbox"
-    if not is_unsafe:
-        message = (
-            f"programs of the policy cannot be confined here: they could read secrets and end the gateway: {problem}"
-        )
-        raise ConfigError(message, field="unsafe", remedy="install bubblewrap, or accept that with `unsafe: true`")
-    return "none"
+def require_sandbox() -> None:
+    """Raises ConfigError where programs cannot be confined: they could read secrets and end the gateway."""
+    if (problem := find_problem()) is not None:
+        raise ConfigError(f"programs of the policy cannot be confined here: {problem}", remedy="install bubblewrap")

@@ -53,8 +53,7 @@ from gateway.process.pipe_process import (
 )
 from gateway.process.supervised_process import SupervisedProcess
 
-_STDERR_TAIL_BYTES = 4096
-_STRAY_LINES_KEPT = 3
+_STDERR_TAIL_BYTES = 600
 _BROKEN_EXCERPT_BYTES = 80
 _STOP_S, _SILENT_STOP_S = 1.0, 0.2
 """Time for a server to stop; shorter while it has not sent a message yet and so has done nothing."""
@@ -138,8 +137,7 @@ class ChildProcess:
         self._process: SupervisedProcess | None = None
         self.stop_timeout_s = _SILENT_STOP_S
         """How long to wait after closing stdin, and again after SIGTERM."""
-        self.stray_lines: deque[str] = deque(maxlen=_STRAY_LINES_KEPT)
-        self.stray_line_count = 0
+        self.stray_line_count, self.first_stray_line = 0, ""
         self.overflow: str | None = None
         self._has_spoken, self.log = False, ServerLog()
         self._stderr_tail = LogTail(_STDERR_TAIL_BYTES)
@@ -260,7 +258,7 @@ class ChildProcess:
         self._strays.spend(len(line) + LINE_COST)
         if line.strip():
             self.stray_line_count += 1
-            self.stray_lines.append(_excerpt(line))
+            self.first_stray_line = self.first_stray_line or _excerpt(line)
         if (mistake := find_mistake(line)) is not None:
             dispatcher.note_unreadable(mistake)
 
@@ -291,15 +289,13 @@ class ChildProcess:
 
     def output_notes(self) -> tuple[str, ...]:
         """Notes on stray output lines and on the tail of stderr, where there is any."""
-        stderr = self._stderr_tail.text
-        return (
-            *(
-                (f"{self.stray_line_count} lines of output were not JSON-RPC, such as {self.stray_lines[0]!r}",)
-                if self.stray_lines
-                else ()
-            ),
-            *((f"its standard error ends: {stderr[-600:]}",) if stderr else ()),
-        )
+        notes = []
+        if self.stray_line_count:
+            count, first = self.stray_line_count, self.first_stray_line
+            notes.append(f"{count} lines of output were not JSON-RPC, such as {first!r}")
+        if stderr := self._stderr_tail.text:
+            notes.append(f"its standard error ends: {stderr}")
+        return tuple(notes)
 
 
 class StdinWriter:

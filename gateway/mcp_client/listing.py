@@ -127,13 +127,6 @@ async def read_listing(connection: Connection, owner: str) -> ToolListing:
     return listing
 
 
-def parse_listing(tools: list[Any], owner: str, *, modern: bool = False) -> ToolListing:
-    """Sorts raw tools into valid specs and quarantined ones; `modern` reads header annotations as well."""
-    parser = ListingParser(owner, modern=modern)
-    parser.add_page(tools)
-    return parser.listing
-
-
 class ListingParser:
     """Builds a listing page by page, so that no page is kept longer than its tools are read."""
 

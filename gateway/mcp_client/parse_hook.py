@@ -76,7 +76,7 @@ def unused_methods(kind: Any) -> list[str]:
 def apply_parser(parser: MCPBaseTool, content: Any, result: ToolResult) -> ToolResult:
     """The result after a user's parser; if the parser raises, the unparsed result with the failure noted."""
     try:
-        with UserCode(type(parser)):
+        with UserCode():
             return _apply(parser, content, result)
     except Exception as error:
         # This is the user's code: whatever it raises, the policy still gets the tool's answer.

@@ -11,6 +11,7 @@ from typing import Literal
 import anyio
 
 from gateway.mcp_client.errors import CloseReason
+from gateway.process.log_tail import LogTail
 from gateway.types import EMPTY
 
 State = Literal["starting", "up", "unresponsive", "restarting", "down", "stale"]
@@ -111,33 +112,25 @@ MAX_LOG_BYTES = 16_384
 _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
-class ServerLog:
+class ServerLog(LogTail):
     """The last output of one server's processes to standard error, the present one's at the end.
 
     It is text of others: escape sequences are removed, and what could change how a terminal or a page reads is escaped.
     """
 
     def __init__(self) -> None:
-        self._tail = bytearray()
-        self._was_cut = False
-
-    def add(self, data: bytes) -> None:
-        """Appends output, and drops the oldest of it."""
-        self._tail += data
-        if len(self._tail) > MAX_LOG_BYTES:
-            del self._tail[:-MAX_LOG_BYTES]
-            self._was_cut = True
+        super().__init__(MAX_LOG_BYTES)
 
     def note(self, text: str) -> None:
         """Appends a line of our own."""
-        begins_line = not self._tail or self._tail.endswith(b"\n")
+        begins_line = not self._data or self._data.endswith(b"\n")
         self.add(f"{'' if begins_line else chr(10)}[{text}]\n".encode())
 
     @property
     def text(self) -> str:
         """The tail in whole lines."""
-        tail = bytes(self._tail)
-        if self._was_cut and b"\n" in tail:
+        tail = bytes(self._data)
+        if len(tail) == MAX_LOG_BYTES and b"\n" in tail:
             tail = tail.partition(b"\n")[2]
         text = _ESCAPE_SEQUENCE.sub("", tail.decode("utf-8", "replace").replace("\r\n", "\n"))
         return "".join(char if char.isprintable() or char in "\n\t" else _escape(char) for char in text).rstrip()

@@ -14,7 +14,6 @@ import typing_extensions
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 
 from gateway.types import DEFAULT_CONTEXT, Context, Hints, ToolSpec
-from gateway.user_code import user_code_name
 
 
 @dataclass(slots=True)
@@ -61,7 +60,6 @@ class FunctionTool:
         unwrapped = inspect.unwrap(function)
         if inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(unwrapped):
             raise TypeError("it is a generator function (`yield`), which makes no result: return a list of its items")
-        self.code_name = user_code_name(function)
         self.is_async = inspect.iscoroutinefunction(unwrapped)
         doc = docstring_parser.parse(inspect.getdoc(function) or "")
         descriptions = {param.arg_name: param.description or "" for param in doc.params}

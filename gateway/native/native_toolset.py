@@ -182,7 +182,7 @@ class _NativeSession:
         if tool.context_parameter is not None:
             kwargs[tool.context_parameter] = self._session_context(context)
         if tool.is_async:
-            with UserCode(tool.code_name):
+            with UserCode():
                 value = await await_user_code(tool.function(**kwargs))
         else:
             value = await self._toolset.threads.run(tool.function, **kwargs)

@@ -42,10 +42,10 @@ def serve() -> None:
 
 
 def _encoded_call(tool: FunctionTool, arguments: dict[str, Any]) -> bytes:
-    """The result of a call as JSON; values that cannot be written as JSON are an error of the tool."""
+    """The result of a call as JSON; exceptions, and values that cannot be written as JSON, are errors of the tool."""
     try:
         return encode_result(_call(tool, arguments))
-    except Exception as error:  # user code: it may have returned anything
+    except Exception as error:  # user code: its exceptions are results, and it may have returned anything
         return encode_result(exception_result(tool.spec.name, error))
 
 
@@ -54,10 +54,7 @@ def _call(tool: FunctionTool, arguments: dict[str, Any]) -> ToolResult:
         kwargs = tool.bind(arguments)
     except ValueError as error:
         return invalid_arguments_result(error)
-    try:
-        return to_tool_result(run_contained(_run, tool.function, kwargs))
-    except Exception as error:  # user code: its exceptions are results
-        return exception_result(tool.spec.name, error)
+    return to_tool_result(run_contained(_run, tool.function, kwargs))
 
 
 def _run(function: Callable[..., Any], kwargs: dict[str, Any]) -> Any:

@@ -42,7 +42,7 @@ from gateway.schema import parse_arguments
 from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
-from gateway.wire import WireError, dumps, part_from_json
+from gateway.wire import dumps, part_from_json
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ async def _read_result(body: bytes) -> ToolResult:
         parts = tuple(part_from_json(part) for part in value["parts"])
         reason, metrics = value["reason"], value["metrics"]
         if not isinstance(metrics, dict) or not isinstance(reason, str | None):
-            raise WireError("not a valid result")
+            raise ValueError("not a valid result")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SandboxEnded("its processes wrote an answer that cannot be read") from error
     if outcome not in OUTCOMES:

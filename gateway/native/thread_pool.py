@@ -40,7 +40,7 @@ class ThreadPool:
         Raises UserCodeError for what is no `Exception`.
         """
         if inspect.iscoroutinefunction(function):
-            with UserCode(function):
+            with UserCode():
                 return await await_user_code(function(*args, **kwargs))
         await self._slots.acquire()
         call = _ThreadCall(partial(run_contained, function, *args, **kwargs), self._slots.release, current_token())
@@ -50,7 +50,7 @@ class ThreadPool:
             call.abandon()
         if not inspect.isawaitable(value):
             return value
-        with UserCode(function):
+        with UserCode():
             return await await_user_code(value)
 
 

@@ -249,7 +249,7 @@ class _AgentRollout:
         endpoint, settings = self.runner.host.endpoint, self.runner.host.settings
         handle = AgentHandle(self.session, tools, endpoint.describe(self.session))
         try:
-            with UserCode(None):
+            with UserCode():
                 url, host = endpoint.base_url(self.session), self.runner.host  # What is not async runs in a thread.
                 value = await shared_threads().run(host.function, url, self.task, handle, **settings.args)
                 if value is not None:

@@ -306,7 +306,7 @@ class Trajectory:
     async def _run(self) -> None:
         _current.set(self)
         try:
-            with UserCode(self.scheduler.run):
+            with UserCode():
                 result = await await_user_code(self.scheduler.run(self.request, self.config))
             outputs = result if isinstance(result, list) else [result]
             if not all(isinstance(output, RolloutOutput) for output in outputs):

@@ -75,7 +75,7 @@ class CallerThread:
         """
         if self._ident == threading.get_ident():
             return function(*args, **kwargs)
-        call = _Call(partial(_call_noted, function, *args, **kwargs))
+        call = _Call(partial(_call_user_code, function, *args, **kwargs))
         with self._lock:
             if self._ident is None:
                 raise RuntimeError("training has ended")
@@ -162,8 +162,8 @@ class CallerThread:
         return time.monotonic() - self._interrupted_at < INTERRUPT_S
 
 
-def _call_noted(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    with UserCode(function):
+def _call_user_code(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    with UserCode():
         return function(*args, **kwargs)
 
 

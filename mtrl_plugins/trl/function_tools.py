@@ -43,7 +43,7 @@ class CallerTools:
             @wraps(function)
             async def wait(**kwargs: Any) -> ToolResult:
                 try:
-                    with UserCode(function):
+                    with UserCode():
                         return show_value(await await_user_code(function(**kwargs)))
                 except Exception as error:  # user code: its exceptions are shown to the policy
                     return show_error(error)
@@ -53,7 +53,7 @@ class CallerTools:
         @wraps(function)
         def call(**kwargs: Any) -> ToolResult:
             def show() -> ToolResult:
-                with UserCode(function):
+                with UserCode():
                     return show_value(function(**kwargs))
 
             try:

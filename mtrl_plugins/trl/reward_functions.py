@@ -219,12 +219,12 @@ class RewardFunctions:
 
     async def _call(self, function: RewardFunction, arguments: Mapping[str, Any]) -> Any:
         if _is_async(function):
-            with anyio.move_on_after(self.timeout_s), UserCode(function):
+            with anyio.move_on_after(self.timeout_s), UserCode():
                 return await await_user_code(function(**arguments))
             raise DeadlinePassed(f"no answer within {self.timeout_s:g} s")
         call = partial(self.caller.call, function, self.timeout_s, **arguments)
         value = await to_thread.run_sync(call, abandon_on_cancel=True)
-        with UserCode(function):
+        with UserCode():
             return await await_user_code(value) if isinstance(value, Awaitable) else value
 
     def _own_arguments(self, attempts: Sequence[Attempt]) -> dict[str, Any]:

@@ -46,10 +46,6 @@ class ConnectionEndedError(ChannelError):
     """The connection is closed: the other side's process has ended, or the network is gone."""
 
 
-class OversizedError(ValueError):
-    """A message is longer than the other side takes."""
-
-
 class LineChannel:
     """Messages over a stream. `run_sender` must run beside `receive`."""
 
@@ -64,7 +60,7 @@ class LineChannel:
         self._is_broken = False
 
     def send(self, message: Message, *lines: bytes) -> None:
-        """Queues a message, and further lines that belong to it, such as that of a rollout. Raises OversizedError."""
+        """Queues a message, and further lines that belong to it, such as that of a rollout. Raises ValueError."""
         self._queued += (require_short(encode_message(message)), *lines)
         self._has_queued.set()
 
@@ -152,9 +148,9 @@ class LineChannel:
 
 
 def require_short(line: bytes) -> bytes:
-    """The line. Raises OversizedError for one that would cost the connection."""
+    """The line. Raises ValueError for one that would cost the connection."""
     if len(line) > MAX_LINE_BYTES:
-        raise OversizedError(f"it has {len(line):,} bytes as a message, and at most {MAX_LINE_BYTES:,} can be sent")
+        raise ValueError(f"it has {len(line):,} bytes as a message, and at most {MAX_LINE_BYTES:,} can be sent")
     return line
 
 

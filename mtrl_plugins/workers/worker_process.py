@@ -210,7 +210,7 @@ async def _connect(options: WorkerOptions) -> tuple[LineChannel, WorkerJob]:
 
 def _leave_in_time() -> threading.Timer:
     """Ends this process even if a tool or a server does not let go of it."""
-    timer = threading.Timer(LEAVE_S, os._exit, (1,))
+    timer = threading.Timer(LEAVE_S, lambda: os._exit(1))
     timer.daemon = True
     timer.start()
     return timer

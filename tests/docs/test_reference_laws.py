@@ -55,7 +55,7 @@ def test_every_setting_says_what_it_does() -> None:
 STEP = f"{checkpoint.CHECKPOINTS_FOLDER}/000012"
 FILES = [
     run_files.RUN_INFO_FILE, run_files.METRICS_FILE, rollout_file.ROLLOUTS_FILE, token_credit.CREDITS_FILE,
-    checkpoint.BEST_FILE, run_folder.LOCK, run_folder.JOURNAL, f"{run_folder.TAPES}/000000/session.json",
+    checkpoint.BEST_FILE, run_folder.LOCK, f"{run_folder.TAPES}/000000/session.json",
     f"{run_files.LOGS_FOLDER}/rank-1.log", f"{evaluate.EVALUATION_FOLDER}/{evaluate.COMPARISON_FILE}",
     f"{reporters.TENSORBOARD}/events.out.tfevents.1", "reports/wandb",
     f"{STEP}/{checkpoint.STATE_FILE}", f"{STEP}/{policy.STATE_FILE}", f"{STEP}/{rng.STATE_FILE_NAME}",

@@ -93,13 +93,10 @@ async def test_limits_hold() -> None:
     assert "longer than 1 s" in result.stop_reason
 
 
-async def test_where_nothing_confines_the_checker_is_refused_unless_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_confines_the_checker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_runner, "find_problem", lambda: "no bwrap")
-    with pytest.raises(ConfigError, match=r"cannot be confined here[^\0]*`unsafe: true`"):
+    with pytest.raises(ConfigError, match=r"cannot be confined here: no bwrap[^\0]*install bubblewrap"):
         CodeInteraction({})
-    unsafe = CodeInteraction({"unsafe": True})
-    assert unsafe.confinement == "none"
-    assert (await run_python("print(7)", confinement=unsafe.confinement)).stdout == "7\n"
 
 
 FINDS = """

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -25,10 +23,7 @@ from mtrl_plugins.swift import schedulers
 from mtrl_plugins.trl.caller_thread import CallerThread
 from tests.hostile.doors import DOORS, open_door
 from tests.hostile.gateway_doors import PATIENCE
-from tests.servers.forked_server import forked_command
-from tests.trainer.processes import run_process
 from tests.waiting import wait_until
-from trainer.train.run_folder import RunFolder
 
 
 class Panic(BaseException):
@@ -214,70 +209,6 @@ def test_ctrl_c_ends_a_program_while_user_code_runs(tool: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, tool]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "interrupted\n", done.stderr
-
-
-EXITS = """
-import os, sys
-from pathlib import Path
-import anyio
-from tests.trainer.reward.attempts import TASK, answer_group, score_group
-from trainer.train.run_folder import RunFolder
-
-async def main():
-    with RunFolder(Path("run")) as folder:
-        (folder.path / "run.json").write_text("{}")
-        await score_group(Path(), answer_group("a"), mine={"function": "leaves.py:leave"})
-
-anyio.run(main)
-"""
-
-
-def test_code_that_calls_os_exit_is_named_at_the_next_start(tmp_path: Path) -> None:
-    (tmp_path / "leaves.py").write_text("import os\ndef leave(attempt):\n    os._exit(7)\n")
-    (tmp_path / "program.py").write_text(EXITS)
-    with run_process(tmp_path, "program.py") as process:
-        assert process.wait(120) == 7
-    with RunFolder(tmp_path / "run") as folder:
-        assert folder.ended_in == ["leaves.leave"]
-    with RunFolder(tmp_path / "run") as folder:
-        assert folder.ended_in == [], "the run before this one told its end"
-
-
-GATEWAY_EXITS = """
-import logging, sys
-import anyio
-from gateway import Gateway, Task, ToolCall
-from gateway.gateway_journal import keep_journal
-
-async def main():
-    async with Gateway.load("tools", None) as gateway, gateway.open(Task("t")) as session:
-        await session.call(ToolCall("1", "leave", "{}"))
-
-logging.basicConfig(stream=sys.stdout)
-with keep_journal("127.0.0.1", 4321):
-    if sys.argv[1] == "leave":
-        anyio.run(main)
-"""
-
-
-def test_code_that_ends_a_served_gateway_is_named_at_its_next_start(tmp_path: Path) -> None:
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "leaves.py").write_text("import os\ndef leave():\n    'Leaves.'\n    os._exit(7)\n")
-    (tmp_path / "tools" / "leaves.yaml").write_text("tools:\n  - function: leaves:leave\n")
-    (tmp_path / "program.py").write_text(GATEWAY_EXITS)
-    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
-
-    def start(argument: str) -> subprocess.CompletedProcess[str]:
-        command, words = forked_command("program.py", argument)
-        return subprocess.run(
-            [command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
-
-    left = start("leave")
-    assert left.returncode == 7, left.stderr
-    named = start("stay")
-    assert "user code was running: leaves.leave;" in named.stdout, named.stderr
-    assert start("stay").stdout == "", "the gateway before this one ended as it should"
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.argument_checks import MAX_LENGTH
 from gateway.elicitation import DECLINE, ElicitationAnswers
-from gateway.mcp_client.listing import parse_listing
+from gateway.mcp_client.listing import ListingParser
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.schema import ArgumentChecker, SchemaError
@@ -79,7 +79,9 @@ REFUSED: dict[str, tuple[Callable[[], Schema], str]] = {
 def test_schema_over_its_budget_is_quarantined_with_the_reason(trick: str) -> None:
     build, reason = REFUSED[trick]
     schema = build()
-    listing = parse_listing([{"name": "bad", "inputSchema": schema}, {"name": "good", "inputSchema": of({})}], "it")
+    parser = ListingParser("it", modern=False)
+    parser.add_page([{"name": "bad", "inputSchema": schema}, {"name": "good", "inputSchema": of({})}])
+    listing = parser.listing
     assert [spec.name for spec in listing.specs] == ["good"]
     assert reason in listing.quarantined["bad"]
     with pytest.raises(SchemaError, match=reason):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.mcp_client.listing import MAX_PAGES, parse_listing
+from gateway.mcp_client.listing import MAX_PAGES, ListingParser
 from tests.mcp_client.mcp_toolsets import TRANSPORTS, call_tool, misbehaving_toolset
 from tests.waiting import wait_until
 
@@ -63,5 +63,7 @@ async def test_changed_listing_is_reloaded_and_unchanged_specs_stay_identical(tr
 )
 def test_schema_with_an_in_place_ref_cycle_is_quarantined(definitions: dict[str, object], is_bad: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": definitions}
-    listing = parse_listing([{"name": "t", "inputSchema": schema}], "s")
+    parser = ListingParser("s", modern=False)
+    parser.add_page([{"name": "t", "inputSchema": schema}])
+    listing = parser.listing
     assert (len(listing.specs), "t" in listing.quarantined) == ((0, True) if is_bad else (1, False))

@@ -91,8 +91,8 @@ async def test_most_likely_tokens_of_a_served_teacher_are_the_models(
     server: ServerProcess, policy: PreTrainedModel
 ) -> None:
     rows = [[*PROMPT, 7, 9, 11], [*PROMPT, 8]]
-    ids_T, sequence_T, _ = pack_sequences(rows)
-    inputs = ids_T, sequence_T, (ids_T < 12) & (ids_T != 9), 6
+    tokens = pack_sequences(rows)
+    inputs = tokens._replace(selected_T=(tokens.ids_T < 12) & (tokens.ids_T != 9)), 6
     teacher = ServedReference(ReferenceSettings(url=server.url))
     served = await anyio.to_thread.run_sync(teacher.compute_top_logprobs, *inputs)
     local = LogprobReader(policy, 1024).compute_top_logprobs(*inputs)

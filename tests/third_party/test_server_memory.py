@@ -13,7 +13,8 @@ from typing import Any
 import anyio
 
 from gateway.build import build_plan
-from gateway.check import Finding, run_checks
+from gateway.check import run_checks
+from gateway.finding import Finding
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
 from gateway.types import Outcome, Task, ToolCall
@@ -44,7 +45,7 @@ async def find_problems(file: Path) -> list[Finding]:
 
 async def test_check_finds_that_processes_share_a_file_and_names_the_remedy(tmp_path: Path) -> None:
     [problem] = await find_problems(write_servers(tmp_path))
-    assert "shares files: one session wrote with create_entities" in problem.message
+    assert "shares files: one session wrote with create_entities" in problem.text
     assert "MEMORY_FILE_PATH" in problem.remedy and "${MTRL_ROLLOUT_DIR}" in problem.remedy
 
 

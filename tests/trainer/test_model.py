@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gateway.errors import OperatorError
 from tests.trainer import tiny_models
-from trainer.model import ModelError, load_model
+from trainer.model import load_model
 from trainer.train.job import prepare_model
 from trainer.train.settings import TrainSettings
 
@@ -32,7 +33,7 @@ async def test_quantised_weights_are_refused_by_name(config: dict[str, object], 
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
     refusal = rf"its weights are quantised \({method}\) and cannot be trained; name the folder"
-    with pytest.raises(ModelError, match=refusal):
+    with pytest.raises(OperatorError, match=refusal):
         load_model(tmp_path)
-    with pytest.raises(ModelError, match=refusal):  # Of ranks, of which each reads a part of the files.
+    with pytest.raises(OperatorError, match=refusal):  # Of ranks, of which each reads a part of the files.
         await prepare_model(TrainSettings.model_validate({"model": str(tmp_path), "data": "rows.jsonl"}))

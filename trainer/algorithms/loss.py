@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -23,17 +23,6 @@ class StepTotals:
     rollouts: int
     """How many rollouts have a trained token, or all of them (`count_untrained`). One of several ledgers counts once,
     however its tokens are split."""
-
-    @classmethod
-    def from_batches(cls, batches: Iterable[Batch]) -> StepTotals:
-        """The totals of batches whose sequences are rollouts of one ledger each."""
-        weight, rollouts = 0.0, 0
-        for batch in batches:
-            weight += float(batch.weights_T.double().sum())
-            rollouts += int((batch.sum_by_sequence(batch.weights_T) > 0).sum())
-        if not rollouts:
-            raise ValueError("nothing in these batches is trained: no token of the policy has a weight")
-        return cls(weight, rollouts)
 
 
 def aggregate_loss(losses_T: Tensor, batch: Batch, kind: Aggregation | float, totals: StepTotals) -> Tensor:

@@ -87,7 +87,7 @@ def compute_token_weights(ledger: Ledger, function: TokenWeightFn, rollout_name:
 def _call_user_function(ledger: Ledger, function: TokenWeightFn, where: str) -> tuple[float, ...]:
     """Returns the function's numbers. It may be a generator, so reading it runs the user's code too."""
     try:
-        with UserCode(function):
+        with UserCode():
             returned: Any = function(ledger)
             values = tuple(returned) if isinstance(returned, Iterable) else None
     except Exception as error:  # boundary: a user's function may raise anything
@@ -102,7 +102,7 @@ def _call_user_function(ledger: Ledger, function: TokenWeightFn, where: str) -> 
 
 def _to_float(weight: Any, token: int, where: str) -> float:
     try:
-        with UserCode(None):
+        with UserCode():
             return float(weight)
     except Exception:  # boundary: a user's object may raise anything when converted
         raise TokenWeightError(f"{where} gave token {token} a weight of {safe_repr(weight)}, not a number") from None

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.model import ModelError, load_model
+from gateway.errors import OperatorError
+from trainer.model import load_model
 from trainer.policy.export_model import StoredWeight, find_stored_weights
 
 ONE_FILE = "model.safetensors"
@@ -41,7 +42,9 @@ class ShardFiles:
                 self._files |= dict.fromkeys(opened.keys(), opened)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             self._stack.close()
-            raise ModelError(f"{self._folder}: the weights cannot be read: {error}; copy the folder again") from error
+            raise OperatorError(
+                f"{self._folder}: the weights cannot be read: {error}; copy the folder again"
+            ) from error
         self._stored = find_stored_weights(self._model, self._files)
         return self
 
@@ -59,7 +62,7 @@ class ShardFiles:
         if self._whole is None:
             self._whole = load_model(self._folder).state_dict()
         if name not in self._whole:
-            raise ModelError(f"{self._folder}: it has no weight {name}; copy the folder again")
+            raise OperatorError(f"{self._folder}: it has no weight {name}; copy the folder again")
         return self._whole[name][place].clone()
 
     def _read_experts(self, stored: StoredWeight, shape: torch.Size, place: tuple[slice, ...]) -> Tensor:

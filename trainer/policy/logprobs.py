@@ -185,35 +185,29 @@ class PassPlan:
         return PassPlan(self.forest.to(device), node_N, token_K, index_K, ids_K, experts_UX)
 
 
+class PackedTokens(NamedTuple):
+    """Sequences that lie end to end, and which of their tokens are selected."""
+
+    ids_T: Tensor
+    """Ids below 0 are positions in the images, counted down from the first position of the first image."""
+    sequence_T: Tensor
+    selected_T: Tensor
+    temperature: float = 1.0
+    images: Sequence[Image] = ()
+
+
 class LogprobSource(Protocol):
     """Computes logprobs of packed tokens: the policy, or a reference."""
 
-    def compute_batch_logprobs(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        temperature: float = 1.0,
-        images: Sequence[Image] = (),
-        plan: PassPlan | None = None,
-    ) -> Logprobs:
-        """`plan`: what the pass computes, if it was prepared. Ids below 0 are positions in the images, counted down
-        from the first position of the first image."""
+    def compute_batch_logprobs(self, tokens: PackedTokens, plan: PassPlan | None = None) -> Logprobs:
+        """`plan`: what the pass computes, if it was prepared."""
         ...
 
 
 class Reference(LogprobSource, Protocol):
     """The model that a policy is compared with."""
 
-    def compute_top_logprobs(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        top: int,
-        temperature: float = 1.0,
-        images: Sequence[Image] = (),
-    ) -> TopLogprobs:
+    def compute_top_logprobs(self, tokens: PackedTokens, top: int) -> TopLogprobs:
         """The most likely tokens in the place of each selected token."""
         ...
 
@@ -261,10 +255,11 @@ class LogprobReader:
         selected_T, problem = token_positions(sequence_T) > 0, ""
         plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, context=self._context).to(device)
         with torch.no_grad():
-            separate_T = self._run_pass(self._compute_separately, ids_T, sequence_T, selected_T, 1.0).logprobs_T
+            tokens = PackedTokens(ids_T, sequence_T, selected_T)
+            separate_T = self._run_pass(self._compute_separately, tokens).logprobs_T
             try:
                 self._language_model.set_attn_implementation(ATTENTION_NAME)
-                shared_T = self._run_pass(self._compute_shared, ids_T, sequence_T, plan, 1.0).logprobs_T
+                shared_T = self._run_pass(self._compute_shared, tokens, plan).logprobs_T
                 difference = float((shared_T - separate_T).abs().max())
                 if not difference < MAX_DIFFERENCE[self.dtype] * max(1.0, float(separate_T.abs().max())):
                     problem = f"its logprobs would be off by {difference:.2g}"
@@ -287,42 +282,23 @@ class LogprobReader:
         plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, experts_TX, self._context)
         return plan.to(device_of(self.model))
 
-    def compute_batch_logprobs(  # noqa: PLR0913
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        temperature: float = 1.0,
-        images: Sequence[Image] = (),
-        plan: PassPlan | None = None,
-        others_TK: Tensor | None = None,
+    def compute_batch_logprobs(
+        self, tokens: PackedTokens, plan: PassPlan | None = None, others_TK: Tensor | None = None
     ) -> Logprobs:
         """Computes the logprobs of the selected tokens, given those before each in its sequence, and those of others in
         the place of each."""
         if self.fallback_reason:
-            selected_T = selected_T & (token_positions(sequence_T) > 0)
-            inputs = ids_T, sequence_T, selected_T, temperature, images, others_TK
-            return self._run_pass(self._compute_separately, *inputs)
-        plan = plan or self.plan(ids_T, sequence_T, selected_T)
-        return self._run_pass(self._compute_shared, ids_T, sequence_T, plan, temperature, images, others_TK)
+            return self._run_pass(self._compute_separately, _without_first(tokens), others_TK)
+        plan = plan or self.plan(*tokens[:3])
+        return self._run_pass(self._compute_shared, tokens, plan, others_TK)
 
     @torch.no_grad()
-    def compute_top_logprobs(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        top: int,
-        temperature: float = 1.0,
-        images: Sequence[Image] = (),
-    ) -> TopLogprobs:
+    def compute_top_logprobs(self, tokens: PackedTokens, top: int) -> TopLogprobs:
         """The most likely tokens in the place of each selected token."""
-        selected_T = selected_T & (token_positions(sequence_T) > 0)
-        plan = None if self.fallback_reason else self.plan(ids_T, sequence_T, selected_T)
-        token_T, ids_TK, logprobs_TK = self._run_pass(
-            self._find_top, ids_T, sequence_T, selected_T, plan, top, temperature, images
-        )
-        shape = len(ids_T), ids_TK.shape[1]
+        tokens = _without_first(tokens)
+        plan = None if self.fallback_reason else self.plan(*tokens[:3])
+        token_T, ids_TK, logprobs_TK = self._run_pass(self._find_top, tokens, plan, top)
+        shape = len(tokens.ids_T), ids_TK.shape[1]
         return TopLogprobs(
             self._add_over_ranks(ids_TK.new_zeros(shape).index_put((token_T,), ids_TK)),
             self._add_over_ranks(logprobs_TK.new_zeros(shape).index_put((token_T,), logprobs_TK)),
@@ -336,17 +312,9 @@ class LogprobReader:
         """Where ranks share rows, each has the values of tokens that follow its own nodes, and 0 for others."""
         return self._context.add(values_TX) if self._context else values_TX
 
-    def _find_top(  # noqa: PLR0913
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        plan: PassPlan | None,
-        top: int,
-        temperature: float,
-        images: Sequence[Image],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _find_top(self, tokens: PackedTokens, plan: PassPlan | None, top: int) -> tuple[Tensor, Tensor, Tensor]:
         """The selected tokens, and the ids and logprobs of what is most likely there."""
+        ids_T, sequence_T, selected_T, temperature, images = tokens
         head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if plan is not None:
             states_ND = self._run_forest(ids_T, sequence_T, plan, images).states_UD[plan.node_N]
@@ -368,7 +336,8 @@ class LogprobReader:
         vision = self._prepare_vision(images)
         ids_T = torch.tensor(vision.expand_ids(ids) if vision else ids, device=device_of(self.model))
         with torch.no_grad():
-            result = self.compute_batch_logprobs(ids_T, torch.zeros_like(ids_T), ids_T >= 0, 1.0, images)
+            tokens = PackedTokens(ids_T, torch.zeros_like(ids_T), ids_T >= 0, images=images)
+            result = self.compute_batch_logprobs(tokens)
         return result.logprobs_T[1:].tolist()
 
     def compute_hidden_states(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> HiddenStates:
@@ -425,16 +394,9 @@ class LogprobReader:
         top_TK = None if own.top_TK is None else self._add_over_ranks(own.top_TK)
         return Logprobs(self._add_over_ranks(own.logprobs_T), self._add_over_ranks(own.entropy_T), top_TK)
 
-    def _compute_own_nodes(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        plan: PassPlan,
-        temperature: float,
-        images: Sequence[Image] = (),
-        others_TK: Tensor | None = None,
-    ) -> Logprobs:
+    def _compute_own_nodes(self, tokens: PackedTokens, plan: PassPlan, others_TK: Tensor | None = None) -> Logprobs:
         """Tokens that follow the same node share one distribution, which is computed once."""
+        ids_T, sequence_T, _, temperature, images = tokens
         hidden = self._run_forest(ids_T, sequence_T, plan, images)
         if not len(plan.token_K):  # Nothing is selected, but a backward pass can still be made.
             zeros_T = torch.zeros_like(sequence_T, dtype=torch.float32)
@@ -446,16 +408,9 @@ class LogprobReader:
         part = compute_head_logprobs(head, states_ND, index_K, ids_K, temperature, self.chunk)
         return _scatter(plan.token_K, [part], sequence_T)
 
-    def _compute_separately(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        temperature: float,
-        images: Sequence[Image] = (),
-        others_TK: Tensor | None = None,
-    ) -> Logprobs:
+    def _compute_separately(self, tokens: PackedTokens, others_TK: Tensor | None = None) -> Logprobs:
         """Runs each sequence alone through the model's own forward pass."""
+        ids_T, sequence_T, selected_T, temperature, images = tokens
         selected, parts = [], []
         for span, inputs in self._split_rows(ids_T, sequence_T, images):
             position_K = selected_T[span].nonzero()[:, 0]
@@ -465,6 +420,11 @@ class LogprobReader:
                 index_K, ids_K = _add_others(selected[-1], position_K - 1, ids_T[selected[-1]], others_TK)
                 parts.append(_select_logprobs(logits_LV, index_K, ids_K, temperature))
         return _scatter(torch.cat(selected) if selected else ids_T[:0], parts, sequence_T)
+
+
+def _without_first(tokens: PackedTokens) -> PackedTokens:
+    """The tokens, of which the first of a sequence is not selected: nothing is before it."""
+    return tokens._replace(selected_T=tokens.selected_T & (token_positions(tokens.sequence_T) > 0))
 
 
 def _first_of_nodes(values_TX: Tensor, node_T: Tensor, nodes: int) -> Tensor:

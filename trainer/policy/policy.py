@@ -18,7 +18,7 @@ from trainer.algorithms.packing import TopLogprobs
 from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
-from trainer.policy.logprobs import LogprobReader, Logprobs, Reference, language_model_of
+from trainer.policy.logprobs import LogprobReader, Logprobs, PackedTokens, PassPlan, Reference, language_model_of
 from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
     LR_RATIO,
@@ -257,13 +257,13 @@ class WithoutAdapters:
     def __init__(self, policy: Policy) -> None:
         self._reader = policy.logprob_reader
 
-    def compute_batch_logprobs(self, *inputs: Any, **options: Any) -> Logprobs:
+    def compute_batch_logprobs(self, tokens: PackedTokens, plan: PassPlan | None = None) -> Logprobs:
         with lora.adapters_disabled(self._reader.model):
-            return self._reader.compute_batch_logprobs(*inputs, **options)
+            return self._reader.compute_batch_logprobs(tokens, plan)
 
-    def compute_top_logprobs(self, *inputs: Any, **options: Any) -> TopLogprobs:
+    def compute_top_logprobs(self, tokens: PackedTokens, top: int) -> TopLogprobs:
         with lora.adapters_disabled(self._reader.model):
-            return self._reader.compute_top_logprobs(*inputs, **options)
+            return self._reader.compute_top_logprobs(tokens, top)
 
 
 def select_trained_weights(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from functools import partial
 from itertools import pairwise
@@ -14,12 +14,11 @@ import anyio
 import torch
 from torch import Tensor
 
-from gateway.types import Image
 from trainer.algorithms.packing import TopLogprobs
 from trainer.algorithms.settings import KLSettings, ReferenceSettings
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.http_client import ConnectionBroken, RequestRefused, SGLangClient, run_all
-from trainer.policy.logprobs import Logprobs, PassPlan, Reference
+from trainer.policy.logprobs import Logprobs, PackedTokens, PassPlan, Reference
 from trainer.policy.memory_parts import load_meta_model
 from trainer.policy.policy import Policy
 from trainer.policy.settings import PolicyError
@@ -30,7 +29,7 @@ RUNNING_REQUESTS = 64
 """Requests to a teacher's server at a time."""
 DECODED_IDS = 8192
 """Ids that a server is asked to decode at a time."""
-REFUSED_REMEDY = "it needs SGLang 0.5.9 or newer, and a context of `limits.rollout_tokens`; its log says more"
+REFUSED_REMEDY = "it needs SGLang 0.5.17 or newer, and a context of `limits.rollout_tokens`; its log says more"
 SERVER_REMEDY = "start that server again, then continue with --resume; this step has changed no weight"
 
 
@@ -62,46 +61,24 @@ class ServedReference:
     def __init__(self, settings: ReferenceSettings) -> None:
         self._settings = settings
 
-    def compute_batch_logprobs(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        temperature: float = 1.0,
-        images: Sequence[Image] = (),
-        plan: PassPlan | None = None,
-    ) -> Logprobs:
+    def compute_batch_logprobs(self, tokens: PackedTokens, plan: PassPlan | None = None) -> Logprobs:
         """The logprobs of the selected tokens. Entropies are 0: a server does not return them."""
-        logprobs_T = torch.zeros(len(ids_T), device=ids_T.device)
-        for row, answer in self._ask_all(ids_T, sequence_T, selected_T, temperature, images):
-            logprobs_T[row.chosen] = torch.tensor([pairs[0][0] for pairs in answer], device=ids_T.device)
+        logprobs_T = torch.zeros(len(tokens.ids_T), device=tokens.ids_T.device)
+        for row, answer in self._ask_all(tokens):
+            logprobs_T[row.chosen] = torch.tensor([pairs[0][0] for pairs in answer], device=logprobs_T.device)
         return Logprobs(logprobs_T, torch.zeros_like(logprobs_T))
 
-    def compute_top_logprobs(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        top: int,
-        temperature: float = 1.0,
-        images: Sequence[Image] = (),
-    ) -> TopLogprobs:
+    def compute_top_logprobs(self, tokens: PackedTokens, top: int) -> TopLogprobs:
         """The most likely tokens in the place of each selected token."""
-        pairs_TK2 = torch.zeros(len(ids_T), top, 2, dtype=torch.float64, device=ids_T.device)
-        for row, answer in self._ask_all(ids_T, sequence_T, selected_T, temperature, images, top):
-            pairs_TK2[row.chosen] = torch.tensor(answer, dtype=torch.float64, device=ids_T.device)
+        device = tokens.ids_T.device
+        pairs_TK2 = torch.zeros(len(tokens.ids_T), top, 2, dtype=torch.float64, device=device)
+        for row, answer in self._ask_all(tokens, top):
+            pairs_TK2[row.chosen] = torch.tensor(answer, dtype=torch.float64, device=device)
         return TopLogprobs(pairs_TK2[..., 1].long(), pairs_TK2[..., 0].float())
 
-    def _ask_all(
-        self,
-        ids_T: Tensor,
-        sequence_T: Tensor,
-        selected_T: Tensor,
-        temperature: float,
-        images: Sequence[Image],
-        top: int = 0,
-    ) -> list[tuple[_Row, list[Pairs]]]:
+    def _ask_all(self, tokens: PackedTokens, top: int = 0) -> list[tuple[_Row, list[Pairs]]]:
         """The rows with, for each chosen token, its logprob and id or those of the most likely ones in its place."""
+        ids_T, sequence_T, selected_T, temperature, images = tokens
         if images or temperature != 1:
             what = "images" if images else f"temperature {temperature:g}"
             remedy = "name its folder instead (`algorithm.kl.reference.model`)"

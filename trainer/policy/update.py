@@ -20,7 +20,7 @@ from trainer.algorithms.packing import Batch, BatchRow, TopLogprobs
 from trainer.algorithms.settings import AlgorithmSettings, Estimator
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.engine.torch.threads import choose_threads, use_threads
-from trainer.policy.logprobs import LogprobSource, PassPlan, Reference
+from trainer.policy.logprobs import LogprobSource, PackedTokens, PassPlan, Reference
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
 from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
@@ -65,8 +65,12 @@ def recompute_logprobs(
     batch: Batch, source: LogprobSource, temperature: float, plan: PassPlan | None = None
 ) -> torch.Tensor:
     """Computes the logprobs of the trained tokens under the reference, or under the policy before the step."""
-    inputs = batch.ids_T, batch.sequence_T, batch.trained_T
-    return source.compute_batch_logprobs(*inputs, temperature, batch.images, plan).logprobs_T
+    return source.compute_batch_logprobs(trained_tokens(batch, temperature), plan).logprobs_T
+
+
+def trained_tokens(batch: Batch, temperature: float) -> PackedTokens:
+    """The batch's tokens, of which those that are trained are selected."""
+    return PackedTokens(batch.ids_T, batch.sequence_T, batch.trained_T, temperature, batch.images)
 
 
 def _iterate_batches(train_batch: TrainBatch, policy: Policy) -> Iterator[tuple[Sequence[int], Batch]]:
@@ -323,8 +327,7 @@ class PolicyUpdater:
         if not top:
             return batch.with_ref_logprobs(recompute_logprobs(batch, reference, self._temperature))
         vocabulary = self._policy.model.config.get_text_config(decoder=True).vocab_size
-        inputs = batch.ids_T, batch.sequence_T, batch.trained_T
-        found = reference.compute_top_logprobs(*inputs, min(top, vocabulary), self._temperature, batch.images)
+        found = reference.compute_top_logprobs(trained_tokens(batch, self._temperature), min(top, vocabulary))
         is_known_TK = found.ids_TK < vocabulary  # Vocabularies are padded, to different sizes.
         ids_TK = torch.where(is_known_TK, found.ids_TK, 0)
         logprobs_TK = found.logprobs_TK.masked_fill(~is_known_TK, -inf)
@@ -387,12 +390,10 @@ class PolicyUpdater:
         for number, (micro_batch, plan) in enumerate(self._plan_ahead(minibatch)):
             self._ranks.report(f"pass {number + 1} of {len(minibatch)}")
             batch = micro_batch.batch
-            inputs = batch.ids_T, batch.sequence_T, batch.trained_T
+            inputs = trained_tokens(batch, self._temperature)
             with self._report_layers(len(batch.ids_T)):
-                others = {"others_TK": batch.ref_top.ids_TK.to(batch.ids_T)} if batch.ref_top else {}
-                new = self._policy.logprob_reader.compute_batch_logprobs(
-                    *inputs, self._temperature, batch.images, plan, **others
-                )
+                others_TK = batch.ref_top.ids_TK.to(batch.ids_T) if batch.ref_top else None
+                new = self._policy.logprob_reader.compute_batch_logprobs(inputs, plan, others_TK)
                 if is_single_step:
                     batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)
                 part = compute_loss(new.logprobs_T, batch, advantages.totals, algorithm, new.entropy_T, new.top_TK)

@@ -249,7 +249,7 @@ class Component:
 def _make_instance(kind: type, name: str, field: str) -> Any:
     """An instance of a class that takes no arguments."""
     try:
-        with UserCode(kind):
+        with UserCode():
             return kind()
     except Exception as error:  # boundary: a user's own `__init__` may raise anything
         problem = f"{name!r} cannot be instantiated without arguments: {_describe_error(error, is_builtin=False)}"

@@ -57,12 +57,12 @@ class FunctionRunner:
             return self._portal is portal
 
     def _call_in_thread(self, deadline: float, /, *args: Any, **kwargs: Any) -> tuple[Any]:
-        with UserCode(self._function):
+        with UserCode():
             value = self._function(*args, **kwargs)
         if not inspect.isawaitable(value):
             return (value,)
         try:
-            return (self._get_portal().call(_await_until, self._function, value, deadline),)
+            return (self._get_portal().call(_await_until, value, deadline),)
         finally:
             if inspect.iscoroutine(value):  # The loop may have ended before it began.
                 value.close()
@@ -89,14 +89,14 @@ class FunctionRunner:
                 self._portal = None
 
 
-async def _await_until(function: Callable[..., Any], value: Awaitable[Any], deadline: float) -> Any:
+async def _await_until(value: Awaitable[Any], deadline: float) -> Any:
     """Awaits the value. Raises only an `Exception`, since any other would end the loop."""
     left_s = deadline - time.monotonic()
     if left_s <= 0 and inspect.iscoroutine(value):  # The loop was blocked, and the caller has given up.
         value.close()
         raise DeadlineExceeded
     with anyio.move_on_after(left_s):
-        with UserCode(function):
+        with UserCode():
             return await await_user_code(value)
     raise DeadlineExceeded
 

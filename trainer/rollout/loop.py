@@ -221,7 +221,7 @@ class RolloutLoop:
         self.observer.on_state(self.key, "pending")
         runner = self.runner
         start = RolloutStart(self.key, self.task, session.specs, self.template, self.limits, runner.sampling, session)
-        with UserCode(None):  # A plug-in's `begin` and `finish`, too, may raise anything.
+        with UserCode():  # A plug-in's `begin` and `finish`, too, may raise anything.
             async with open_stepper(runner.stepper, start) as (first, stepper):
                 try:
                     await self._run_turns(session, first, stepper)

@@ -28,7 +28,7 @@ from trainer.storage.rollout_file import RunError, append_line, resume_hint, war
 
 RUN_NAMES = frozenset({
     "run.json", "metrics.jsonl", "progress.json", "rollouts.jsonl", "rollouts.jsonl.index", "credits.jsonl",
-    "best.json", ".lock", ".running", "blobs", "tapes", "logs", "tensorboard", "reports", "wandb", "checkpoints",
+    "best.json", ".lock", "blobs", "tapes", "logs", "tensorboard", "reports", "wandb", "checkpoints",
     "eval", "notes.json",
 })  # fmt: skip
 """The files and folders directly in a run's folder; docs/reference/run-folder.md says what they hold."""

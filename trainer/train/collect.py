@@ -201,10 +201,6 @@ Key = tuple[str, int]
 """A rollout's group and index."""
 
 
-class TokenAccountError(AssertionError):
-    """Tokens were lost or trained twice."""
-
-
 @dataclass(frozen=True, slots=True)
 class TokenAccount:
     """What became of the tokens that were sampled for a step."""
@@ -215,10 +211,10 @@ class TokenAccount:
     """By reason."""
 
     def check(self) -> None:
-        """Raises TokenAccountError unless sampled = trained + left out."""
+        """Raises AssertionError unless sampled = trained + left out."""
         if self.sampled != self.trained + self.left_out.total():
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items())) or "none"
-            raise TokenAccountError(
+            raise AssertionError(
                 f"{self.sampled} tokens were sampled, but {self.trained} were trained and {self.left_out.total()} left"
                 f" out ({reasons}); the weights of this step are not published\n  remedy: report this as a bug, with"
                 " the run's folder; --resume goes on from the last saved step"
@@ -237,7 +233,7 @@ def account_for_tokens(
     """Accounts for a step. `rows` are those of its batch, `trained_rows` those of them that have a gradient.
 
     What was sampled is counted in the rollouts as they ended (for agents at the engine), what was trained in the
-    batch. Raises TokenAccountError if they do not agree.
+    batch. Raises AssertionError if they do not agree.
     """
     reasons = _reasons_by_rollout(step)
     left_out: Counter[str] = Counter()

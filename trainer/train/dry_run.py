@@ -12,10 +12,10 @@ from anyio import to_thread
 from rich.console import Console
 
 from gateway.errors import ConfigError, ConfigErrors, GatewayError
+from gateway.finding import Finding, Grade, print_finding
 from gateway.plural import format_count
 from trainer.data.traces import TraceTask
 from trainer.engine.scripted import ScriptedEngine
-from trainer.finding import Finding, Grade, print_finding
 from trainer.ledger import Author, Entry, Ledger
 from trainer.policy.memory_parts import GIB
 from trainer.policy.optimizers import describe_rates

@@ -11,6 +11,7 @@ from itertools import islice
 from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.base import plain_text
+from gateway.finding import Finding, Grade
 from gateway.plural import format_count
 from gateway.types import ToolSpec
 from trainer.data.row_to_task import PROMPT_COLUMNS, name_meant_columns, read_json_chat
@@ -19,7 +20,6 @@ from trainer.distributed.rank_environment import count_local_ranks
 from trainer.distributed.settings import count_ranks, count_shards
 from trainer.engine.base import EngineError
 from trainer.engines import has_gpu
-from trainer.finding import Finding, Grade
 from trainer.policy.memory_parts import find_unknown_targets, load_meta_model
 from trainer.policy.memory_plan import total_memory
 from trainer.policy.optimizers import find_unusual_rate

@@ -12,12 +12,12 @@ from typing import Any
 import anyio
 
 from gateway.errors import GatewayError
+from gateway.finding import Finding
 from gateway.session import AnyGateway
 from gateway.types import Outcome, ToolCall, ToolResult, ToolSpec
 from trainer.algorithms.rehearse import rehearse_loss
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
-from trainer.finding import Finding
 from trainer.ledger import Author, Message
 from trainer.reward.attempt import TRUNCATED
 from trainer.reward.component import NO_ANSWER

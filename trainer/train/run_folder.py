@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gateway.errors import ConfigError
 from gateway.process.spawn import run_command
-from gateway.user_code import Journal, read_journal
 from trainer.data.tasks import example_names, iterate_texts
 from trainer.distributed.fingerprint import find_versions
 from trainer.rollout.settings import flatten_settings
@@ -83,8 +82,6 @@ def _to_plain(value: Any) -> Any:
 TAPES = "tapes"
 RUNS = Path("runs")
 LOCK = ".lock"
-JOURNAL = ".running"
-"""The user code that is running now."""
 CHANGEABLE_SETTINGS = frozenset(
     {
         "out",
@@ -167,7 +164,7 @@ def is_run_folder(path: Path) -> bool:
 
 def list_run_files(path: Path) -> list[str]:
     """What is in a folder under the names of a run's files, except logs and what a process holds."""
-    names = RUN_NAMES - {LOGS_FOLDER, LOCK, JOURNAL}
+    names = RUN_NAMES - {LOGS_FOLDER, LOCK}
     return sorted(file.name for file in path.iterdir() if file.name in names) if path.is_dir() else []
 
 
@@ -178,9 +175,6 @@ class RunFolder:
         self.path = path
         self.checkpoints = Checkpoints(path, keep)
         self._lock = -1
-        self._journal: Journal | None = None
-        self.ended_in: list[str] = []
-        """The user code that was running when the process before this one ended without a word."""
 
     def __enter__(self) -> Self:
         require_own_folder(self.path)
@@ -193,17 +187,11 @@ class RunFolder:
             remedy = "wait until it ends, or name another folder with --out"
             raise ConfigError("another process is training in this folder", file=self.path, remedy=remedy) from error
         self.checkpoints.remove_unfinished()
-        file = self.path / JOURNAL
-        self.ended_in = read_journal(file)
-        with suppress(OSError):  # The run itself tells of a full disk.
-            self._journal = Journal(file).__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._journal is not None:
-            self._journal.__exit__(kind, error, trace)
         if not self.has_run:
             self._remove_traces()
         os.close(self._lock)

@@ -51,11 +51,6 @@ from trainer.worker_thread import WorkerThread
 if TYPE_CHECKING:
     from trainer.distributed.rank_commands import LeaderChannel
 
-ENDED_IN = (
-    "the process before this one ended without a word while user code was running: {names}\n"
-    "  remedy: if nobody killed it, look there for `os._exit` or for a library that crashes the interpreter"
-)
-
 
 async def train(
     settings: TrainSettings,
@@ -68,8 +63,6 @@ async def train(
     """Runs a training run in a folder. Whatever can be wrong is checked before the weights are loaded."""
     import_packages(settings.report)
     with RunFolder(path, settings.checkpoint.keep) as folder:
-        if folder.ended_in:
-            console.print(ENDED_IN.format(names=", ".join(folder.ended_in)), markup=False)
         checkpoint = _find_checkpoint(folder, settings, console) if resume else None
         if not resume and folder.has_run:
             remedy = "continue it with --resume, or name another folder with --out"

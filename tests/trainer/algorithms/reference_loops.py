@@ -10,6 +10,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from trainer.algorithms.loss import StepTotals
 from trainer.algorithms.packing import Batch, BatchRow, pack
 
 FloatLists = list[list[float]]
@@ -37,6 +38,12 @@ class ListBatch:
 
     def logprobs(self) -> Tensor:
         return to_tensor(self.new).requires_grad_()
+
+
+def step_totals(*batches: Batch) -> StepTotals:
+    """The totals of batches whose sequences are rollouts of one ledger each."""
+    rollouts = sum(int((batch.sum_by_sequence(batch.weights_T) > 0).sum()) for batch in batches)
+    return StepTotals(sum(float(batch.weights_T.double().sum()) for batch in batches), rollouts)
 
 
 def to_tensor(lists: Sequence[Sequence[float]]) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer.algorithms import reference_loops
-from trainer.algorithms.loss import StepTotals, compute_loss, estimate_kl
+from tests.trainer.algorithms.reference_loops import step_totals
+from trainer.algorithms.loss import compute_loss, estimate_kl
 from trainer.algorithms.packing import Batch, BatchRow, pack
 from trainer.algorithms.settings import AlgorithmSettings, Estimator, KLSettings, MismatchSettings
 
@@ -68,7 +69,7 @@ def test_estimators_equal_their_formulas(estimator: Estimator) -> None:
 
 def test_kl_term_is_added_to_the_loss() -> None:
     example = reference_loops.make_batch(2)
-    batch, totals, leaf = example.batch(), StepTotals.from_batches([example.batch()]), example.logprobs()
+    batch, totals, leaf = example.batch(), step_totals(example.batch()), example.logprobs()
     uncorrected = AlgorithmSettings(aggregate="token", mismatch=MismatchSettings(truncate="never"))
     with_kl = uncorrected.model_copy(update={"kl": KLSettings(coefficient=0.5, estimator="k2")})
     with_it, without = (compute_loss(leaf, batch, totals, settings) for settings in (with_kl, uncorrected))
@@ -98,7 +99,7 @@ def test_kl_in_the_loss_is_that_of_the_new_policy_whoever_sampled(estimator: Est
         mismatch=MismatchSettings(truncate="token"),
     )
     logprobs_T = torch.cat([torch.zeros(1), new_V])
-    compute_loss(logprobs_T, batch, StepTotals.from_batches([batch]), settings).value.backward()  # type: ignore[no-untyped-call]
+    compute_loss(logprobs_T, batch, step_totals(batch), settings).value.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(leaf.grad, exact_kl()[1])
 
 
@@ -115,7 +116,7 @@ def test_kl_of_tokens_of_an_older_policy_has_the_factor_that_is_set(importance: 
         kl=KLSettings(coefficient=1.0, estimator="k3+", importance=importance),
         mismatch=MismatchSettings(truncate="token", cap=cap),
     )
-    found = compute_loss(logprobs_T, batch, StepTotals.from_batches([batch]), settings).metrics["kl/reference"]
+    found = compute_loss(logprobs_T, batch, step_totals(batch), settings).metrics["kl/reference"]
     expected_T = (factor_T * estimate_kl(logprobs_T, batch, "k3+"))[trained_T]
     assert found == pytest.approx(float(expected_T.mean()))
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.trainer.algorithms import reference_loops
-from tests.trainer.algorithms.reference_loops import ListBatch
-from trainer.algorithms.loss import StepTotals, compute_importance_weights, compute_loss, measure_mismatch
+from tests.trainer.algorithms.reference_loops import ListBatch, step_totals
+from trainer.algorithms.loss import compute_importance_weights, compute_loss, measure_mismatch
 from trainer.algorithms.packing import TopLogprobs
 from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
 
@@ -69,7 +69,7 @@ def test_ratios_out_of_bounds_are_rejected(level: str) -> None:
 
 def test_loss_is_weighted_by_token_and_reported() -> None:
     example = reference_loops.make_batch(6, spread=0.7)
-    batch, totals, leaf = example.batch(), StepTotals.from_batches([example.batch()]), example.logprobs()
+    batch, totals, leaf = example.batch(), step_totals(example.batch()), example.logprobs()
     settings = MismatchSettings(truncate="token", cap=1.2, reject="token", bounds=(0.7, 1.6))
     corrected = compute_loss(leaf, batch, totals, AlgorithmSettings(mismatch=settings, aggregate="token"))
     uncorrected = MismatchSettings(truncate="never")
@@ -138,9 +138,7 @@ def test_kl_over_likely_tokens_leaves_rejected_tokens_out_and_impossible_ones_wi
     )
     new_TK = torch.tensor([[0.2, 0.0]]).log().repeat(many, 1).requires_grad_()
     batch = batch.with_ref_top(top)
-    compute_loss(
-        batch.old_logprobs_T, batch, StepTotals.from_batches([batch]), settings, top_TK=new_TK
-    ).value.backward()
+    compute_loss(batch.old_logprobs_T, batch, step_totals(batch), settings, top_TK=new_TK).value.backward()
     rejected_T = batch.trained_T & (compute_importance_weights(batch, settings.mismatch) == 0)
     assert rejected_T.any() and new_TK.grad is not None and new_TK.grad.isfinite().all()
     assert (new_TK.grad[:, 0] != 0).equal(batch.trained_T & ~rejected_T)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer.algorithms import reference_loops
-from trainer.algorithms.loss import StepTotals, compute_loss, resolve_clip
+from tests.trainer.algorithms.reference_loops import step_totals
+from trainer.algorithms.loss import compute_loss, resolve_clip
 from trainer.algorithms.named_algorithms import ALGORITHMS, Clip, clip_objective
 from trainer.algorithms.packing import Batch
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings, MismatchSettings, Name
@@ -32,7 +33,7 @@ def assert_close(left: Tensor, right: Tensor) -> None:
 def step(logprobs_T: Tensor, batch: Batch, settings: AlgorithmSettings) -> tuple[Tensor, Tensor]:
     """The loss and its gradient."""
     leaf = logprobs_T.detach().clone().requires_grad_()
-    value = compute_loss(leaf, batch, StepTotals.from_batches([batch]), settings).value
+    value = compute_loss(leaf, batch, step_totals(batch), settings).value
     (gradient,) = torch.autograd.grad(value, leaf)
     return value.detach(), gradient
 
@@ -123,7 +124,7 @@ def test_order_and_micro_batches_do_not_change_loss_and_gradient(
         )
 
     micro_batches = [take_rows(order[:2]), take_rows(order[2:])]
-    totals = StepTotals.from_batches(part.batch() for part in micro_batches)
+    totals = step_totals(*(part.batch() for part in micro_batches))
     leaves = [part.logprobs() for part in micro_batches]
     losses = [
         compute_loss(leaf, part.batch(), totals, settings).value
@@ -154,7 +155,7 @@ def test_cispo_bounds_the_weight_and_keeps_every_gradient(seed: int) -> None:
     example = reference_loops.make_batch(seed, spread=1.5)
     batch = example.batch()
     _, gradient = step(example.logprobs(), batch, AlgorithmSettings(name="cispo", aggregate=1, mismatch=UNCORRECTED))
-    scaled = gradient * StepTotals.from_batches([batch]).rollouts
+    scaled = gradient * step_totals(batch).rollouts
     bound = 5 * batch.advantages_T.abs() * batch.weights_T
     assert bool((scaled.abs() <= bound + 1e-12).all())
     assert bool((gradient[batch.trained_T & (batch.advantages_T != 0)] != 0).all())
@@ -170,5 +171,5 @@ def test_very_different_policies_give_finite_numbers(name: Name, distance: float
     )
     value, gradient = step(batch.old_logprobs_T + distance, batch, settings)
     assert bool(value.isfinite()) and bool(gradient.isfinite().all())
-    loss = compute_loss(batch.old_logprobs_T + distance, batch, StepTotals.from_batches([batch]), settings)
+    loss = compute_loss(batch.old_logprobs_T + distance, batch, step_totals(batch), settings)
     assert all(map(math.isfinite, loss.metrics.values()))

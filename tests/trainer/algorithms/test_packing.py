@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.trainer.algorithms import reference_loops
-from trainer.algorithms.loss import StepTotals, aggregate_loss, compute_loss
+from tests.trainer.algorithms.reference_loops import step_totals
+from trainer.algorithms.loss import aggregate_loss, compute_loss
 from trainer.algorithms.packing import Batch, BatchRow, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 
@@ -35,9 +36,7 @@ def test_only_constant_aggregation_depends_on_the_scale_of_weights() -> None:
     losses_T = torch.rand(len(batch.ids_T), dtype=torch.float64)
     cases: tuple[tuple[Any, float], ...] = (("token", 1.0), ("sequence", 1.0), (5, 3.0))
     for kind, factor in cases:
-        before, after = (
-            aggregate_loss(losses_T, part, kind, StepTotals.from_batches([part])) for part in (batch, tripled)
-        )
+        before, after = (aggregate_loss(losses_T, part, kind, step_totals(part)) for part in (batch, tripled))
         torch.testing.assert_close(after, factor * before)
 
 
@@ -67,21 +66,19 @@ def test_new_logprob_that_is_not_finite_names_its_rollout(value: float) -> None:
     logprobs_T = batch.old_logprobs_T.clone()
     logprobs_T[6] = value
     with pytest.raises(NotFiniteError, match=rf"rollout q/1: token 3 \(id 3\) has a new logprob of {value}"):
-        compute_loss(logprobs_T, batch, StepTotals.from_batches([batch]), AlgorithmSettings())
+        compute_loss(logprobs_T, batch, step_totals(batch), AlgorithmSettings())
 
 
 def test_loss_that_overflows_names_its_rollout() -> None:
     batch = pack([ONE, replace(TWO, advantages=[0, 0, 3e38, 1.0])])
     with pytest.raises(NotFiniteError, match=r"rollout q/1: token 2 \(id 3\) has a loss of -inf"):
-        compute_loss(
-            batch.old_logprobs_T + 1.0, batch, StepTotals.from_batches([batch]), AlgorithmSettings(name="rloo")
-        )
+        compute_loss(batch.old_logprobs_T + 1.0, batch, step_totals(batch), AlgorithmSettings(name="rloo"))
     batch = pack([ONE, replace(TWO, advantages=[0, 0, 3e38, 3e38])])
     with pytest.raises(NotFiniteError, match="their sum overflows"):
         compute_loss(
             batch.old_logprobs_T,
             batch,
-            StepTotals.from_batches([batch]),
+            step_totals(batch),
             AlgorithmSettings(name="rloo", kl=KLSettings()),
         )
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
 
+from tests.trainer.algorithms.reference_loops import step_totals
 from tests.trainer.algorithms.scored_groups import group, groups, outcomes, scored
 from trainer.algorithms.advantages import TokenAdvantages, compute_token_advantages
 from trainer.algorithms.loss import StepTotals, aggregate_loss, compute_loss
@@ -201,7 +202,7 @@ def test_skipping_rows_without_gradient_changes_nothing(name: str) -> None:
     result = compute_token_advantages(batch, settings)
     everything = compute_token_advantages(batch, make_settings(name=name, **with_kl()))
     assert (len(result.rows), result.skipped, len(everything.rows), everything.skipped) == (5, 2, 7, 0)
-    weight = StepTotals.from_batches([pack(everything.rows)]).weight
+    weight = step_totals(pack(everything.rows)).weight
     assert result.totals == everything.totals == StepTotals(weight, 6), "a rollout in two ledgers counts once"
     skipped = everything.rows[2:4]
     assert not any(any(row.advantages) for row in skipped)

@@ -51,7 +51,6 @@ def reads(given: dict[str, torch.Tensor]) -> Callable[..., list[float]]:
 class Fake:
     release: str = "0.5.23"
     info: dict[str, Any] = field(default_factory=dict)
-    lacks: frozenset[str] = frozenset()
     deaf: bool = False
     """Says that it takes weights, and takes none."""
     greedy: bool = False
@@ -136,7 +135,7 @@ class Fake:
             "/server_info": lambda: self._info(),
             "/model_info": lambda: {"weight_version": self.version, "has_image_understanding": bool(self.sees)},
             "/v1/models": lambda: {"data": [{"id": "base"}, *({"id": name} for name in self.adapters)]},
-            "/openapi.json": lambda: {"paths": {path: {} for path in [*served] if path not in self.lacks}},
+            "/openapi.json": lambda: {"paths": {path: {} for path in served}},
         }
         posts = [Route(path, self._post(path, act), methods=["POST"]) for path, act in served.items()]
         gets = [Route(path, self._get(path, act)) for path, act in told.items()]

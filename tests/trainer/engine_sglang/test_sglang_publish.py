@@ -24,7 +24,7 @@ from trainer.engine.sglang.weight_sync.flat_bucket import flatten_bucket
 from trainer.engine.sglang.weight_sync.verify import check_agreement
 
 
-@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.17", "0.5.23"])
 async def test_weights_are_sent_in_the_form_that_each_release_accepts(release: str) -> None:
     fake, new = Fake(release), weights(1)
     async with opened(fake, finds=reads(new)) as engine:

@@ -119,7 +119,7 @@ def test_unsupported_model_runs_each_sequence_alone() -> None:
     policy = Policy(gemma2(), UpdateSettings())
     assert "common prefixes are not shared for gemma2" in policy.logprob_reader.fallback_reason
     assert torch.allclose(policy_logprobs(policy, rows), expected, atol=1e-5)
-    assert float(policy.logprob_reader.compute_batch_logprobs(*pack_sequences(rows)).entropy_T[0].detach()) == 0.0
+    assert float(policy.logprob_reader.compute_batch_logprobs(pack_sequences(rows)).entropy_T[0].detach()) == 0.0
     assert policy.logprob_reader.compute_hidden_states(*pack_sequences(rows)[:2]).states_UD.shape == (7, 16)
 
 

@@ -11,7 +11,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.distributed.expert_models import KINDS, save_expert_model
-from tests.trainer.policy.tiny_policies import example_batch, plain_logprobs, policy_logprobs, tiny_model
+from tests.trainer.policy.tiny_policies import (
+    example_batch,
+    pack_sequences,
+    plain_logprobs,
+    policy_logprobs,
+    tiny_model,
+)
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.model import load_model
 from trainer.policy.memory_parts import find_adapted_layers
@@ -106,8 +112,6 @@ def test_resumed_adapters_get_identical_weights(folder: Path, tmp_path: Path, dt
 def test_reference_is_the_policy_without_adapters(folder: Path) -> None:
     policy = train_steps(Policy.load(folder, UPDATE, "cpu"), 2)
     trained = policy_logprobs(policy, ROWS)
-    reference = policy.load_reference().compute_batch_logprobs(
-        torch.tensor([1, 2, 3, 4]), torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.bool)
-    )
+    reference = policy.load_reference().compute_batch_logprobs(pack_sequences([[1, 2, 3, 4]]))
     assert torch.allclose(reference.logprobs_T, plain_logprobs(tiny_model(), ROWS[0]), atol=1e-5)
     assert torch.equal(trained, policy_logprobs(policy, ROWS)) and not torch.allclose(trained[:4], reference.logprobs_T)

@@ -96,7 +96,7 @@ def test_planned_pass_is_close_to_the_real_one(checkpointing: bool, dtype: str) 
             kept[store.data_ptr()] = store.nbytes()
         return value
 
-    ids_T, sequence_T, _ = pack_sequences([[(7 * token + row) % 50 for token in range(40)] for row in range(20)])
+    ids_T, sequence_T, *_ = pack_sequences([[(7 * token + row) % 50 for token in range(40)] for row in range(20)])
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         hidden = policy.logprob_reader.compute_hidden_states(ids_T, sequence_T)
     planned = plan_update_pass(policy.model, update, len(ids_T))[0].size

@@ -162,5 +162,5 @@ def test_reference_of_a_bfloat16_policy_is_what_it_was(tmp_path: Path) -> None:
     policy = Policy.load(tmp_path, HALF, "cpu")
     before = policy_logprobs(policy, ROWS)
     train_steps(policy, 5)
-    reference = policy.load_reference().compute_batch_logprobs(*pack_sequences(ROWS)).logprobs_T
+    reference = policy.load_reference().compute_batch_logprobs(pack_sequences(ROWS)).logprobs_T
     assert torch.equal(reference, before)

@@ -30,7 +30,7 @@ from tests.trainer.train.trainings import NATIVE
 from trainer.algorithms.packing import BatchRow, pack
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.ledger import Author, Entry, Experts, Ledger
-from trainer.policy.logprobs import PassPlan
+from trainer.policy.logprobs import PackedTokens, PassPlan
 from trainer.policy.policy import Policy
 from trainer.policy.router_replay import RouterReplay
 from trainer.policy.settings import PolicyError, UpdateSettings
@@ -136,7 +136,7 @@ def test_told_experts_are_taken_and_the_own_ones_change_nothing(kind: str, check
         inputs = batch.ids_T, batch.sequence_T, batch.mask_T
         with noting_choices(policy.model) as choices:
             plan = policy.logprob_reader.plan(*inputs, batch.experts_TX)
-            result = policy.logprob_reader.compute_batch_logprobs(*inputs, plan=plan)
+            result = policy.logprob_reader.compute_batch_logprobs(PackedTokens(*inputs), plan)
         if name == "other":  # The nodes: the first row, and the last token of the second.
             chosen = torch.stack(choices[:LAYERS], 1).flatten().tolist()
             assert chosen == [*other[0], *other[1][2 * LAYERS * CHOSEN :]]
@@ -164,12 +164,12 @@ def test_models_without_known_routers_and_other_models_are_refused(tmp_path: Pat
     inputs = batch.ids_T, batch.sequence_T, batch.mask_T
     with pytest.raises(PolicyError, match="6 experts, and the trainer to 4"):
         policy.logprob_reader.compute_batch_logprobs(
-            *inputs, plan=policy.logprob_reader.plan(*inputs, batch.experts_TX)
+            PackedTokens(*inputs), policy.logprob_reader.plan(*inputs, batch.experts_TX)
         )
     twice = pack([make_row([5, 6, 7], [0] * 3 * LAYERS * CHOSEN)])
     with pytest.raises(PolicyError, match="an expert twice"):
         policy.logprob_reader.compute_batch_logprobs(
-            *inputs, plan=policy.logprob_reader.plan(*inputs, twice.experts_TX)
+            PackedTokens(*inputs), policy.logprob_reader.plan(*inputs, twice.experts_TX)
         )
 
 

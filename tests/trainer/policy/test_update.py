@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.algorithms.reference_loops import step_totals
 from tests.trainer.policy.tiny_policies import example_batch, model_gradient, tiny_model
 from trainer.algorithms.advantages import compute_token_advantages
-from trainer.algorithms.loss import StepTotals, compute_loss
+from trainer.algorithms.loss import compute_loss
 from trainer.algorithms.packing import Batch, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings, CreditSettings, KLSettings
 from trainer.algorithms.train_batch import TrainBatch
-from trainer.policy.logprobs import Logprobs
+from trainer.policy.logprobs import Logprobs, PackedTokens
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
-from trainer.policy.update import PolicyUpdater
+from trainer.policy.update import PolicyUpdater, trained_tokens
 
 GRPO = AlgorithmSettings()
 GAE = AlgorithmSettings(name="reinforce_pp", credit=CreditSettings(kind="gae", lam=1.0))
@@ -46,7 +47,7 @@ def test_step_raises_the_logprobs_of_the_better_rollouts() -> None:
     batch = pack(compute_token_advantages(train_batch, GRPO).rows)
     with torch.no_grad():
         change_T = (
-            policy.logprob_reader.compute_batch_logprobs(batch.ids_T, batch.sequence_T, batch.trained_T).logprobs_T
+            policy.logprob_reader.compute_batch_logprobs(trained_tokens(batch, 1.0)).logprobs_T
             - batch.engine_logprobs_T
         )
     gain_S = batch.mean_by_sequence(change_T, batch.trained_T)
@@ -114,9 +115,7 @@ def test_tokens_of_other_authors_do_not_change_the_gradient(name: str) -> None:
 
     def compute_gradient(batch: Batch, targets_T: Tensor) -> Tensor:
         policy = Policy(tiny_model(), UpdateSettings())
-        compute_loss(
-            target_logprobs(policy, batch, targets_T), batch, StepTotals.from_batches([batch]), algorithm
-        ).value.backward()  # type: ignore[no-untyped-call]
+        compute_loss(target_logprobs(policy, batch, targets_T), batch, step_totals(batch), algorithm).value.backward()  # type: ignore[no-untyped-call]
         return model_gradient(policy.model)
 
     clean = compute_gradient(batch, batch.ids_T)
@@ -194,9 +193,9 @@ def test_logprob_that_is_not_finite_names_its_rollout_and_changes_nothing() -> N
     policy = Policy(tiny_model(), UpdateSettings(micro_batch_tokens=10))
     original = policy.logprob_reader.compute_batch_logprobs
 
-    def broken(ids_T: Tensor, *args: Any) -> Logprobs:
-        result = original(ids_T, *args)
-        is_last = ids_T.tolist() == list(train_batch.sequences[-1].ids)
+    def broken(tokens: PackedTokens, *args: Any) -> Logprobs:
+        result = original(tokens, *args)
+        is_last = tokens.ids_T.tolist() == list(train_batch.sequences[-1].ids)
         return Logprobs(result.logprobs_T * math.nan, result.entropy_T) if is_last else result
 
     policy.logprob_reader.compute_batch_logprobs = broken  # type: ignore[method-assign]

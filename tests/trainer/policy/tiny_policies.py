@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
+from trainer.policy.logprobs import PackedTokens
 from trainer.policy.policy import Policy
 
 SIZES = {
@@ -40,15 +41,15 @@ def plain_logprobs(model: PreTrainedModel, ids: list[int], temperature: float = 
     return torch.cat([torch.zeros(1), selected])
 
 
-def pack_sequences(sequences: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Packed ids, the sequence of each, and a mask that selects all."""
+def pack_sequences(sequences: list[list[int]], temperature: float = 1.0) -> PackedTokens:
+    """Packed sequences, of which all tokens are selected."""
     ids = [token for sequence in sequences for token in sequence]
     owners = [index for index, sequence in enumerate(sequences) for _ in sequence]
-    return torch.tensor(ids), torch.tensor(owners), torch.ones(len(ids), dtype=torch.bool)
+    return PackedTokens(torch.tensor(ids), torch.tensor(owners), torch.ones(len(ids), dtype=torch.bool), temperature)
 
 
 def policy_logprobs(policy: Policy, sequences: list[list[int]], temperature: float = 1.0) -> Tensor:
-    return policy.logprob_reader.compute_batch_logprobs(*pack_sequences(sequences), temperature).logprobs_T
+    return policy.logprob_reader.compute_batch_logprobs(pack_sequences(sequences, temperature)).logprobs_T
 
 
 def model_gradient(model: PreTrainedModel) -> Tensor:

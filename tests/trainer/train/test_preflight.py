@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigError
+from gateway.finding import Finding
 from tests.sample_images import png
 from tests.trainer.train.jobs import small_job
 from trainer.data.tasks import iterate_texts, load_rows
-from trainer.finding import Finding
 from trainer.ledger import Message
 from trainer.policy.settings import LoraSettings
 from trainer.rollout.task import Task

@@ -15,7 +15,7 @@ from trainer.ledger import Author, Entry, Ledger
 from trainer.reward.scorer import ScoredGroup, ScoredRollout, UnscoredRollout
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.task import Task
-from trainer.train.collect import StepRollouts, TokenAccount, TokenAccountError, account_for_tokens
+from trainer.train.collect import StepRollouts, TokenAccount, account_for_tokens
 
 TASK = Task("t", ())
 SETTINGS = AlgorithmSettings()
@@ -75,7 +75,7 @@ def test_turn_that_an_agents_engine_sampled_but_nobody_recorded_is_named_or_an_e
     step = StepRollouts(groups=[scored(rollouts, (1.0, 0.0))], finished=rollouts)
     assert account(step).left_out == Counter(discarded=5)
     infos["agent"]["discarded"] = 0
-    with pytest.raises(TokenAccountError, match="35 tokens were sampled, but 30 were trained and 0 left out"):
+    with pytest.raises(AssertionError, match="35 tokens were sampled, but 30 were trained and 0 left out"):
         account(step)
 
 
@@ -84,5 +84,5 @@ def test_row_that_is_trained_twice_is_an_error() -> None:
     step = StepRollouts(groups=[taught], finished=members(taught))
     batch = build_train_batch(step.groups, SETTINGS, lambda ledger: tuple(map(float, ledger.mask)), 0)
     rows = compute_token_advantages(batch, SETTINGS).rows
-    with pytest.raises(TokenAccountError, match="remedy"):
+    with pytest.raises(AssertionError, match="remedy"):
         account_for_tokens(step, [*rows, *rows], [*rows, *rows])

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 import trainer.train.preflight
-from gateway.user_code import Journal
 from tests.trainer.train.jobs import ROOT, SMALL
 from tests.trainer.train.trainings import Run, read_run_metrics, run_in, write_config
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_run_info
-from trainer.train.run_folder import JOURNAL
 
 WHOLE: dict[str, Any] = {"steps": 3, "prompts": 4, "n": 4}
 
@@ -43,13 +41,6 @@ def test_damaged_checkpoint_costs_one_step_and_metrics_stay_the_same(run: Run, b
     assert "000003/model.safetensors has changed since it was written; using the previous checkpoint" in output
     assert "step 3 of 3" in output and "step 2 of 3" not in output
     assert read_run_metrics(begun) == before
-
-
-def test_resumed_run_names_the_user_code_in_which_the_last_process_ended(run: Run, begun: Path) -> None:
-    Journal(begun / JOURNAL).begin("rewards.mine")
-    told = " ".join(run("--resume", "--out", "r").split())
-    assert "while user code was running: rewards.mine remedy: if nobody killed it" in told
-    assert "while user code" not in run("--resume", "--out", "r"), "that run has told its end"
 
 
 def test_micro_batches_are_as_large_as_memory_allows_and_stay_so_in_a_resumed_run_unless_it_says_otherwise(

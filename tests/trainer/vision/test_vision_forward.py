@@ -10,6 +10,7 @@ import torch
 from tests.trainer.vision.vision_models import logprobs, picture
 from tests.trainer.vision.vision_sequences import looked, told
 from trainer.algorithms.packing import Batch, pack
+from trainer.policy.logprobs import PackedTokens
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.vision.image_processor import ImageProcessor
@@ -43,11 +44,9 @@ def test_rows_with_images_are_read_as_the_model_reads_them(kind: Path, alone: bo
     if alone:
         policy.logprob_reader.fallback_reason = "as if it could not be packed"
         policy.model.get_submodule(policy.image_processor.family.text_module).set_attn_implementation("sdpa")  # type: ignore[operator]
-    everything = torch.ones_like(batch.mask_T)
+    everything = PackedTokens(batch.ids_T, batch.sequence_T, torch.ones_like(batch.mask_T), images=batch.images)
     with torch.no_grad():
-        read = policy.logprob_reader.compute_batch_logprobs(
-            batch.ids_T, batch.sequence_T, everything, images=batch.images
-        )
+        read = policy.logprob_reader.compute_batch_logprobs(everything)
     words = batch.ids_T >= 0  # Nobody writes pictures.
     expected_T = torch.tensor(own(kind, policy.image_processor))
     assert read.logprobs_T[words].tolist() == pytest.approx(expected_T[words].tolist(), abs=1e-5)

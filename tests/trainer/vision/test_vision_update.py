@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.algorithms.reference_loops import step_totals
 from tests.trainer.policy.tiny_policies import model_gradient
 from tests.trainer.vision.vision_models import picture
 from tests.trainer.vision.vision_rollouts import lesson_of, play
 from tests.trainer.vision.vision_sequences import looked
-from trainer.algorithms.loss import StepTotals, compute_loss
+from trainer.algorithms.loss import compute_loss
 from trainer.algorithms.packing import Batch, pack
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.model import load_model
@@ -24,7 +25,7 @@ from trainer.policy.memory_parts import count_adapter_parameters, load_meta_mode
 from trainer.policy.memory_plan import plan_memory, vision_bytes_per_token
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
-from trainer.policy.update import PolicyUpdater
+from trainer.policy.update import PolicyUpdater, trained_tokens
 from trainer.train.settings import TrainSettings
 from trainer.vision.image_processor import ImageProcessor
 
@@ -47,7 +48,7 @@ def gradient_of(folder: Path, batch: Batch, targets_T: Tensor) -> Tensor:
     """Of the loss on what `batch` shows, as if `targets_T` had been written."""
     policy = policy_of(folder)
     read = _aimed(policy.logprob_reader, batch, targets_T)
-    compute_loss(read, batch, StepTotals.from_batches([batch]), GRPO).value.backward()  # type: ignore[no-untyped-call]
+    compute_loss(read, batch, step_totals(batch), GRPO).value.backward()  # type: ignore[no-untyped-call]
     return model_gradient(policy.model)
 
 
@@ -88,10 +89,8 @@ def test_packed_rows_have_the_gradient_of_single_rows(kind: Path) -> None:
         if alone:
             policy.logprob_reader.fallback_reason = "as if it could not be packed"
             policy.model.get_submodule(eyes.family.text_module).set_attn_implementation("sdpa")  # type: ignore[operator]
-        read = policy.logprob_reader.compute_batch_logprobs(
-            batch.ids_T, batch.sequence_T, batch.trained_T, images=batch.images
-        )
-        compute_loss(read.logprobs_T, batch, StepTotals.from_batches([batch]), GRPO).value.backward()  # type: ignore[no-untyped-call]
+        read = policy.logprob_reader.compute_batch_logprobs(trained_tokens(batch, 1.0))
+        compute_loss(read.logprobs_T, batch, step_totals(batch), GRPO).value.backward()  # type: ignore[no-untyped-call]
         found.append(model_gradient(policy.model))
     assert torch.allclose(found[0], found[1], atol=1e-5 * float(found[0].abs().max()))
 

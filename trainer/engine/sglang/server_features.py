@@ -11,24 +11,11 @@ from trainer.engine.base import EngineError
 from trainer.engine.sglang.http_client import RequestRefused, ServerUnavailable, SGLangClient
 from trainer.engine.sglang.server_process import VISION_CACHE_VARIABLE, ServerProcess, server_environment
 
-OLDEST, NEWEST = (0, 5, 9), (0, 5, 23)
-REQUIRED_PATHS = frozenset(
-    {
-        "/generate",
-        "/abort_request",
-        "/pause_generation",
-        "/continue_generation",
-        "/update_weights_from_disk",
-        "/update_weights_from_tensor",
-        "/init_weights_update_group",
-        "/update_weights_from_distributed",
-        "/destroy_weights_update_group",
-    }
-)
+OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
+"""The first is what an offline bundle for torch 2.11 has."""
 BEGIN_UPDATE, END_UPDATE = "/begin_weight_update", "/end_weight_update"
-"""Some releases accept weights only between these two calls."""
+"""The newest release accepts weights only between these two calls."""
 LOAD_ADAPTERS, UNLOAD_ADAPTER = "/load_lora_adapter_from_tensors", "/unload_lora_adapter"
-"""Newer releases take LoRA adapters without the model."""
 WITHOUT_DRAFT = ("", "NGRAM", "UNO")
 """Speculative decoding by other means than a model."""
 REQUANTIZES = "flash_rl"
@@ -124,10 +111,9 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
     info = await _server_info(client)
     release = str(info.get("version", ""))
     if parse_release(release) < OLDEST:
-        raise EngineError(_unsupported(client, release, "is too old"))
-    paths = await _api_paths(client)
-    if missing := sorted(REQUIRED_PATHS - paths):
-        raise EngineError(_unsupported(client, release, f"has no {missing[0]}"))
+        tested = f"{format_release(OLDEST)} to {format_release(NEWEST)}"
+        problem = f"SGLang {release or 'of an unknown release'} at {client.url} is too old"
+        raise EngineError(f"{problem}: use one of {tested}, as `make sglang` does")
     speculation = str(info.get("speculative_algorithm") or "")
     for problem in _find_inexact(info):
         raise EngineError(f"SGLang at {client.url} {problem}")
@@ -137,19 +123,18 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
     model = await client.get("/model_info")
     samples = [await _sample(client, temperature) for temperature in (1.0, PROBE_TEMPERATURE)]
     has_tokenizer = not info.get("skip_tokenizer_init")
-    takes_adapters = {LOAD_ADAPTERS, UNLOAD_ADAPTER} <= paths
     return ServerFeatures(
         release=release,
         context=int(info.get("max_req_input_len") or info.get("context_length") or 0),
         dtype=str(info.get("dtype", "auto")),
         ranks=int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1),
-        has_update_calls={BEGIN_UPDATE, END_UPDATE} <= paths,
+        has_update_calls=BEGIN_UPDATE in (await client.get("/openapi.json"))["paths"],
         seeded=bool(info.get("enable_deterministic_inference")) and not speculation,
         has_tokenizer=has_tokenizer,
         supports_images=has_tokenizer and bool(model.get("has_image_understanding")),
         temperature_logprobs=_follow_temperature([_top_two_gap(sample) for sample in samples]),
         version_spans=all(sample.get("weight_versions") for sample in samples),
-        lora_rank=int(info.get("max_lora_rank") or 0) * bool(info.get("enable_lora") and takes_adapters),
+        lora_rank=int(info.get("max_lora_rank") or 0) * bool(info.get("enable_lora")),
         lora_modules=frozenset(map(str, info.get("lora_target_modules") or ())),
         tells_experts=bool(info.get("enable_return_routed_experts")),
         speculation=speculation,
@@ -186,10 +171,6 @@ async def _server_info(client: SGLangClient) -> dict[str, Any]:
     return info
 
 
-async def _api_paths(client: SGLangClient) -> frozenset[str]:
-    return frozenset((await client.get("/openapi.json"))["paths"])
-
-
 async def _sample(client: SGLangClient, temperature: float, count: int = 1) -> dict[str, Any]:
     """The `meta_info` of so many sampled ids."""
     body = {
@@ -222,13 +203,6 @@ def _top_two_gap(meta: dict[str, Any]) -> float:
 def parse_release(release: str) -> tuple[int, ...]:
     """A release as numbers that can be compared; suffixes are ignored."""
     return tuple(int(part) for part in re.findall(r"\d+", release)[:3])
-
-
-def _unsupported(client: SGLangClient, release: str, why: str) -> str:
-    tested = f"{format_release(OLDEST)} to {format_release(NEWEST)}"
-    return (
-        f"SGLang {release or 'of an unknown release'} at {client.url} {why}: use one of {tested}, as `make sglang` does"
-    )
 
 
 def format_release(release: tuple[int, ...]) -> str:

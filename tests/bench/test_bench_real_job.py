@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
@@ -17,9 +18,6 @@ from rich.console import Console
 
 import trainer.train.job
 from mtrl_plugins.demo.problem import Split
-from mtrl_plugins.demo.real.fetch_model import NAME, fetch_model
-from mtrl_plugins.demo.real.real_job import HELD_OUT_SEED, JOB, RealJob, Size, format_table, read_run_cost
-from mtrl_plugins.demo.real.word_problems import KINDS, WordProblem, draw_examples, draw_problems
 from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.native_tools import native_tools
 from tests.trainer.policy_scripts import encode_turns, render_calls
@@ -28,6 +26,11 @@ from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.rollout.settings import BaseRolloutSettings
 from trainer.setup import load_template, make_gateway
 from trainer.storage.rollout_file import Rollouts
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from fetch_model import NAME, fetch_model
+from real_job import HELD_OUT_SEED, JOB, RealJob, Size, format_table, read_run_cost
+from word_problems import KINDS, WordProblem, draw_examples, draw_problems
 
 SMALL = Size(held_out=6, training=24, sampled=12, start_epochs=1, start_batch=4, steps=2, prompts=3, n=4)
 

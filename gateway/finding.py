@@ -1,4 +1,4 @@
-"""The result of a check, as `--dry-run` prints it."""
+"""The result of a check, as `check` and `--dry-run` print it."""
 
 from __future__ import annotations
 
