@@ -232,7 +232,7 @@ class GatewaySession:
                 observe(observed)
 
     async def calls(
-        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: anyio.CancelScope | None = None
+        self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT, scope: CallScope | None = None
     ) -> list[ToolResult]:
         """Runs all calls of one message concurrently, those into a source that is `in_order` one after the other.
 
