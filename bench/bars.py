@@ -28,6 +28,7 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,8 +65,9 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt,
 }  # fmt: skip
 TITLES = {"warm_core_s": "warm start, core-s", "grpo_core_s": "GRPO, core-s"}
+BAR_TITLES = {name: f"{title}, of the bars' core" for name, title in TITLES.items()}
 CONTROL_TITLES = {
-    "core_s": "core-s in all",
+    "core_s": "core-s in all, of the bars' core",
     "blank": "right, images blanked",
     "exchanged": "right, images of the neighbouring house",
     "follows": "answer follows those images",
@@ -89,6 +91,8 @@ class Bar:
         return max(values) if self.sign.startswith("<") else min(values)
 
 
+REFERENCE_S = 0.1
+"""Processor time that `measure_slowness` takes on the core of which bars of cost speak."""
 COST = (Bar("warm_core_s", "<=", 90), Bar("grpo_core_s", "<=", 150))
 BARS = {
     "default": (
@@ -138,15 +142,17 @@ class Seed:
     """One task's rollouts before and after training, as pairs of author and text."""
     controls: Mapping[str, float] = field(default_factory=dict)
     """The control experiments of the vision job."""
+    slowness: float = 1.0
+    """How many times longer a core took for the same than that of which the bars speak, meanwhile."""
 
     @property
     def core_s(self) -> float:
         return self.warm_core_s + self.grpo_core_s
 
     def figure(self, name: str) -> float:
-        """A figure by its name."""
+        """A figure by its name; core-seconds are those of the bars' core."""
         figures = {**self.compared, **self.controls}
-        return float(figures[name] if name in figures else getattr(self, name))
+        return float(figures[name]) if name in figures else round(getattr(self, name) / self.slowness, 1)
 
 
 def main() -> int:
@@ -188,12 +194,24 @@ def train_seed(job: str, seed: int, steps: int | None, folder: Path, kind: str) 
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     tools = [] if {"tools", "environment"} & {*settings} else ["--tools", str(ROOT / "tool_configs")]
     args = [*tools, "--config", str(file), "--seed", str(seed)]
+    slowness = [measure_slowness()]
     _, warm = run_command([*args, "--dry-run"], folder)
+    slowness.append(measure_slowness())
     _, grpo = run_command([*args, "--out", str(run), *([] if steps is None else ["--steps", str(steps)])], folder)
+    slowness.append(measure_slowness())
     output, _ = run_command(["eval", str(run), "--json"], folder)
     controls = run_controls(run) if job == "sight" else {}
     curve, rollouts = _read_curves(run), _read_rollouts(run, kind)
-    return Seed(seed, round(warm, 1), round(grpo, 1), json.loads(output), curve, rollouts, controls)
+    costs = round(warm, 1), round(grpo, 1)
+    return Seed(seed, *costs, json.loads(output), curve, rollouts, controls, round(fmean(slowness), 2))
+
+
+def measure_slowness() -> float:
+    """How many times longer five million additions take here and now than on the core of which the bars speak."""
+    began, total = time.process_time(), 0
+    for number in range(5_000_000):
+        total += number
+    return (time.process_time() - began) / REFERENCE_S
 
 
 def run_command(args: Sequence[str], cache: Path) -> tuple[str, float]:
@@ -280,7 +298,7 @@ def format_results(job: str, seeds: Sequence[Seed], about: Mapping[str, str]) ->
     """The results as Markdown."""
     lines = [f"{name}: {value}  " for name, value in about.items()]
     heads = [name.replace("_", " ") if "before" in name else f"{name} after" for name in VARIANTS]
-    lines += ["", f"| seed | {' | '.join([*heads, *TITLES.values()])} |", "|--:|" + "--:|" * 6]
+    lines += ["", f"| seed | {' | '.join([*heads, *TITLES.values()])} | slower |", "|--:|" + "--:|" * 7]
     lines += map(_format_seed, seeds)
     if job == "sight":
         lines += ["", f"| seed | {' | '.join(CONTROL_TITLES.values())} |", "|--:|" + "--:|" * len(CONTROL_TITLES)]
@@ -298,13 +316,14 @@ def _format_seed(seed: Seed) -> str:
     for name in VARIANTS:
         interval = ", ".join(f"{end:.2f}" for end in seed.compared["intervals"][name])
         cells.append(f"{seed.figure(name):.3f} [{interval}]")
-    return f"| {seed.seed} | {' | '.join(cells)} | {seed.warm_core_s:.0f} | {seed.grpo_core_s:.0f} |"
+    cells += [f"{seed.warm_core_s:.0f}", f"{seed.grpo_core_s:.0f}", f"{seed.slowness:.1f}x"]
+    return f"| {seed.seed} | {' | '.join(cells)} |"
 
 
 def _format_bars(bars: Sequence[Bar], seeds: Sequence[Seed]) -> Iterator[str]:
     for bar in bars:
         worst = bar.worst([seed.figure(bar.figure) for seed in seeds])
-        title = {**TITLES, **CONTROL_TITLES}.get(bar.figure, bar.figure.replace("_", " "))
+        title = {**BAR_TITLES, **CONTROL_TITLES}.get(bar.figure, bar.figure.replace("_", " "))
         yield f"| {title} {bar.sign} {bar.bound:g} | {worst:g} | {'met' if bar.is_met(worst) else '**missed**'} |"
 
 
@@ -327,6 +346,7 @@ def describe_environment(job: str) -> dict[str, str]:
         "versions": f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}",
         "job": f"`mtrl-train {tools}--config {job} --seed N`, then `mtrl-train eval`",
         "core-s": "CPU of whole processes and their children, imports included",
+        "bars' core": f"adds five million numbers in Python in {REFERENCE_S} s; column `slower` compares with it",
     }
 
 

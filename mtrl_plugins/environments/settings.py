@@ -89,7 +89,7 @@ class EnvironmentSettings(RunPart, defer_build=True):
         result = {**values, "environment": environment.for_agent() if values.get("agent") else environment}
         for name, default in environment.defaults().items():
             own = result.get(name)
-            if name in ("limits", "evaluation") and isinstance(own, Mapping):
+            if isinstance(default, Mapping) and isinstance(own, Mapping):
                 result[name] = {**default, **own}
             elif name in fields:
                 result.setdefault(name, default)

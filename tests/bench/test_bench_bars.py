@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def make_seed(**changes: float) -> bars.Seed:
 def test_a_bar_is_missed_if_one_seed_misses_it(figure: str, value: float) -> None:
     text = bars.format_results("default", [make_seed(), make_seed(**{figure: value}), make_seed()], {})
     assert text.count("**missed**") == 1 and f"| {value:g} | **missed** |" in text
+
+
+def test_core_seconds_of_a_slow_core_are_compared_as_those_of_the_core_of_the_bars() -> None:
+    slow = replace(make_seed(warm_core_s=180.0, grpo_core_s=310.0), slowness=2.0)
+    text = bars.format_results("default", [slow], {})
+    assert "| 90 | met |" in text and "| 155 | **missed** |" in text and "| 180 | 310 | 2.0x |" in text
 
 
 def test_unmasked_tool_tokens_are_trained_as_part_of_the_turn_before_them() -> None:

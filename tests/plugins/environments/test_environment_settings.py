@@ -28,6 +28,8 @@ def test_short_name_sets_tasks_reward_limits_and_evaluation() -> None:
     assert (settings.limits.assistant_turns, settings.limits.turn_tokens) == (18, 64)
     assert read(environment="textarena:Nim-v0").reward.components["environment"].function == "feedback"
     assert read(environment="verifiers:my_shop") == read(environment={"name": "verifiers:my_shop"})
+    settings = read(environment="textarena:Nim-v0", reward={"success_at": 70})
+    assert settings.reward.success_at == 70 and [*settings.reward.components] == ["environment"]
     rollouts = RolloutSettings.model_validate({"model": "m", "out": "o", "environment": "openenv:ws://h:1"})
     assert rollouts.data == "environment"
 
