@@ -154,6 +154,7 @@ def _make_sglang_engine(
     flags = serving.options
     flags += () if LORA_FLAG in flags else reference.adapters.server_flags
     flags += ("--trust-remote-code",) if settings.trust_remote_code else ()
+    flags += ("--enable-fp32-lm-head",) if serving.fp32_head else ()
     flags += ("--enable-deterministic-inference",) if settings.deterministic and not on_cpu(flags) else ()
     for index, gpu in enumerate(_gpu_flags(serving)):
         options = ServerOptions(extra=(*flags, *gpu), tokenizer=has_vision(model))

@@ -48,9 +48,10 @@ def test_servers_are_told_how_exact_they_shall_be(
         return process(model, options, **more)
 
     monkeypatch.setattr(server_process, "ServerProcess", record)
-    serving = ServingSettings(options=("--device", "cuda" if is_on_gpu else "cpu"))
+    serving = ServingSettings(fp32_head=True, options=("--device", "cuda" if is_on_gpu else "cpu"))
     settings = BaseRolloutSettings(engine="sglang", deterministic=True, serving=serving)
     make_engine(settings, model, load_template(model, TemplateSettings()), Path("logs"))
+    assert "--enable-fp32-lm-head" in seen[0]
     assert ("--enable-deterministic-inference" in seen[0]) == is_on_gpu, "SGLang has that mode on GPUs alone"
 
 

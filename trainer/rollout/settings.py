@@ -126,6 +126,9 @@ class ServingSettings(FrozenModel):
     lora: Literal["auto", "adapters", "merged"] = "auto"
     """What servers get of a model with `update.lora`: `adapters` alone, few bytes, which slow down each token; or all
     weights with adapters `merged`. `auto` publishes adapters if the servers take them and agree with the trainer."""
+    fp32_head: bool = False
+    """Servers compute logits in float32 (`--enable-fp32-lm-head`): logprobs are nearer to the trainer's, tokens slower.
+    Unmeasured."""
     in_place: bool = False
     """Generations under way continue on new weights with the KV cache of the old ones; by default they read their
     tokens again."""
