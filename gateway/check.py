@@ -15,7 +15,7 @@ from gateway.config.load_object import load_object
 from gateway.finding import Finding, Grade, print_finding
 from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
-from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.mcp_client.mcp_toolset import McpToolset, mcp_servers
 from gateway.native.sandboxed_toolset import SandboxedToolset
 from gateway.plural import format_count
 from gateway.sandbox import bubblewrap
@@ -102,7 +102,7 @@ def _check_servers(plan: Plan, gateway: Gateway) -> Iterator[Finding]:
 
 async def _check_server_states(gateway: Gateway) -> AsyncIterator[Finding]:
     """How the processes of servers begin with their prepared states."""
-    servers = [source.backend for source in gateway.sources if isinstance(source.backend, McpToolset)]
+    servers = mcp_servers(gateway.sources)
     for server, state in [(one, state) for one in servers for state in one.prepared_states.examples()]:
         try:
             yield await to_thread.run_sync(_check_server_state, server, state)
@@ -142,8 +142,7 @@ async def _check_sandboxes(gateway: Gateway) -> AsyncIterator[Finding]:
     backends = [source.backend for source in gateway.sources]
     wanted = [backend.settings for backend in backends if isinstance(backend, SandboxToolset)]
     is_local = any(isinstance(backend, SandboxedToolset) for backend in backends)
-    servers = [backend.config for backend in backends if isinstance(backend, McpToolset)]
-    if is_local or any(config.isolation == "sandbox" for config in servers):
+    if is_local or any(server.config.isolation == "sandbox" for server in mcp_servers(gateway.sources)):
         wanted.append(SandboxSettings())
     for name, settings in {describe_provider(settings): settings for settings in wanted}.items():
         problem = await to_thread.run_sync(find_provider_problem, settings)
@@ -176,23 +175,18 @@ def _check_bubblewrap(start: str) -> Iterator[Finding]:
 
 async def _check_isolation(gateway: Gateway) -> AsyncIterator[Finding]:
     """Whether the sessions of servers that are to be isolated share files."""
-    for source in gateway.sources:
-        server = source.backend
-        if not isinstance(server, McpToolset) or server.status.state != "up":
-            continue
-        if (finding := await check_isolation(server)) is not None:
+    for server in mcp_servers(gateway.sources):
+        if server.status.state == "up" and (finding := await check_isolation(server)) is not None:
             yield finding
 
 
 def omitted_tools(gateway: Gateway) -> dict[str, str]:
     """Tools and servers missing from the gateway's list, with the reason."""
     omitted = dict(gateway.table.set_aside)
-    for source in gateway.sources:
-        if isinstance(source.backend, McpToolset):
-            status = source.backend.status
-            if status.state != "up":
-                omitted[f"server {status.name}"] = f"it is {status.state}: {status.reason}"
-            omitted |= {f"{tool} of server {status.name}": reason for tool, reason in status.quarantined.items()}
+    for status in (server.status for server in mcp_servers(gateway.sources)):
+        if status.state != "up":
+            omitted[f"server {status.name}"] = f"it is {status.state}: {status.reason}"
+        omitted |= {f"{tool} of server {status.name}": reason for tool, reason in status.quarantined.items()}
     return omitted
 
 

@@ -42,13 +42,13 @@ class Source:
     in_order: bool = False
     """Whether the calls of one message run one after the other, each checked after the one before it has ended."""
     is_limited: bool = field(init=False)
-    """Whether nothing but names is between a session and the toolset's limits."""
+    """Whether nothing but names is between a session and the toolset's limits, and nothing after them."""
 
     def __post_init__(self) -> None:
         toolset = self.toolset
         while isinstance(toolset, RenamedToolset):
             toolset = toolset.inner
-        self.is_limited = isinstance(toolset, LimitedToolset)
+        self.is_limited = self.admit is None and isinstance(toolset, LimitedToolset)
 
     @property
     def state_name(self) -> str:

@@ -30,7 +30,7 @@ async def hang() -> None:
 
 def source(*functions: object, key: str = "native", **limits: float) -> Source:
     toolset = NativeToolset([FunctionTool(function, owner=key) for function in functions])  # type: ignore[arg-type]
-    return Source(key, LimitedToolset(toolset, Limits(**limits)))  # type: ignore[arg-type]
+    return Source(key, LimitedToolset(toolset, Limits(**limits)), admit=None)  # type: ignore[arg-type]
 
 
 def call(name: str, **arguments: object) -> ToolCall:
@@ -120,7 +120,7 @@ on_virtual_clock = pytest.mark.parametrize("anyio_backend", [pytest.param(("asyn
 
 def limited_source(breaker: CircuitBreaker) -> Source:
     tool = NativeToolset([FunctionTool(clean_up)])
-    return Source("native", LimitedToolset(tool, Limits(timeout_s=0.5), breaker))
+    return Source("native", LimitedToolset(tool, Limits(timeout_s=0.5), breaker), admit=None)
 
 
 @on_virtual_clock

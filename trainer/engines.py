@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gateway.plural import format_count
-from gateway.types import Image
-from trainer.engine.base import AdapterShape, Capabilities, Engine, EngineError
+from trainer.engine.base import Capabilities, Engine, EngineError
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
 from trainer.template import Template
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from trainer.engine.sglang.weight_sync.base import WeightSync
     from trainer.engine.sglang.weight_sync.verify import TrainerReference
+    from trainer.policy.policy import Policy
 
 Log = Callable[[str], None]
-
-
-class WeightSource(Protocol):
-    """The policy whose weights are published to servers: its logprobs, and its weights under their checkpoint names."""
-
-    @property
-    def adapter_shape(self) -> AdapterShape | None: ...
-
-    @property
-    def whole_model(self) -> PreTrainedModel | None: ...
-
-    def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> Sequence[float]: ...
-
-    def checkpoint_tensors(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
 
 
 FIRST_GPU_FLAG = "--base-gpu-id"
@@ -52,7 +37,7 @@ def make_engine(
     template: Template,
     folder: Path,
     *,
-    policy: WeightSource | None = None,
+    policy: Policy | None = None,
     log: Log = lambda _: None,
 ) -> Engine:
     """Makes the engine for the model's folder. Servers that it starts log to `folder`; `policy` publishes weights to
@@ -102,9 +87,7 @@ def can_use_sglang() -> bool:
     return True
 
 
-def _make_torch_engine(
-    settings: BaseRolloutSettings, model: Path, template: Template, policy: WeightSource | None
-) -> Engine:
+def _make_torch_engine(settings: BaseRolloutSettings, model: Path, template: Template, policy: Policy | None) -> Engine:
     """An engine in this process, which may use the tensors of the policy."""
     import torch
 
@@ -138,7 +121,7 @@ def _make_torch_engine(
     )
 
 
-def _find_shared_model(settings: BaseRolloutSettings, policy: WeightSource | None) -> PreTrainedModel | None:
+def _find_shared_model(settings: BaseRolloutSettings, policy: Policy | None) -> PreTrainedModel | None:
     """The trainer's model, if an engine can hold its tensors: it is large, and no update runs beside rollouts."""
     import torch
 

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from gateway.http.served_gateway import ServedGateway
+from gateway.gateway import Gateway
 from gateway.session import ObservedCall
 from gateway.types import Part, Text
 
@@ -37,7 +37,7 @@ def session_digest(id: str) -> str:
 class ActivityLog:
     """An observer of the gateway that keeps recent calls and passes each finished call to its subscribers."""
 
-    def __init__(self, gateway: ServedGateway, stopping: anyio.Event) -> None:
+    def __init__(self, gateway: Gateway, stopping: anyio.Event) -> None:
         self.gateway = gateway
         self.stopping = stopping
         """Set when the server stops; endless responses then end."""

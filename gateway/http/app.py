@@ -7,12 +7,12 @@ from functools import cache, partial
 
 from starlette.types import ASGIApp
 
+from gateway.gateway import Gateway
 from gateway.http import activity_routes, api_models, info_routes, session_routes
 from gateway.http.endpoint import DisconnectWatcher, Endpoint, Handler, Router
 from gateway.http.exchange import Request, Response
 from gateway.http.openapi import STREAM, Operation, openapi_document
 from gateway.http.security import SecurityMiddleware
-from gateway.http.served_gateway import ServedGateway
 from gateway.http.settings import Settings
 from gateway.http.state import AppState
 from gateway.wire import dumps
@@ -134,7 +134,7 @@ OPERATIONS = (
 
 
 def build_app(
-    gateway: ServedGateway,
+    gateway: Gateway,
     settings: Settings,
     disconnects: DisconnectWatcher,
     mounts: Mapping[str, ASGIApp] | None = None,

@@ -187,6 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._in_head:
             self._start_bytes = len(piece)
         elif not was_in_head:
+            self.headers.clear()  # of a body, where they are trailers, which nobody reads
             self._wire_bytes += len(piece)
             if self._wire_bytes > 2 * self._body_bytes + self.settings.head_bytes:
                 self._refuse(Problem(400, "invalid_request", "The body has more framing than content."))

@@ -13,10 +13,10 @@ import anyio
 from starlette.types import ASGIApp
 
 from gateway.http.exchange import Problem, Request, Response, built_response, json_response, not_found
-from gateway.http.served_gateway import RestartableServer, restartable_servers
 from gateway.http.session_routes import MAX_QUICK_TOOLS, are_large, specs_to_json
 from gateway.http.state import AppState
 from gateway.large_json import run_beside
+from gateway.mcp_client.mcp_toolset import McpToolset, mcp_servers
 from gateway.mcp_client.server_status import ServerStatus
 from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.web.static_files import SHARED_PACKAGE, find_file
@@ -45,7 +45,7 @@ async def get_health(app: AppState, request: Request) -> ASGIApp:
     Without a valid token, the response contains only the status.
     """
     servers = {
-        status.name: status_to_json(status) for status in (server.status for server in restartable_servers(app.gateway))
+        status.name: status_to_json(status) for status in (server.status for server in mcp_servers(app.gateway.sources))
     }
     value: dict[str, Any] = {"status": _summarize(server["state"] for server in servers.values())}
     if request.scope.get("trusted"):
@@ -66,7 +66,7 @@ async def get_health(app: AppState, request: Request) -> ASGIApp:
 
 async def get_readiness(app: AppState, request: Request) -> ASGIApp:
     """GET /readyz: 503 while servers start for the first time, and while no tool at all can be called."""
-    states = [server.status.state for server in restartable_servers(app.gateway)]
+    states = [server.status.state for server in mcp_servers(app.gateway.sources)]
     if app.gateway.start.names:
         raise Problem(503, "unavailable", "Servers are starting.", remedy="GET /healthz names them.")
     if any(state == "up" for state in states) or any(tool.source.trusted for tool in app.gateway.table.tools.values()):
@@ -90,9 +90,9 @@ async def restart_server(app: AppState, request: Request) -> ASGIApp:
     return json_response(_details_to_json(server), 202)
 
 
-def _find_server(app: AppState, request: Request) -> RestartableServer:
+def _find_server(app: AppState, request: Request) -> McpToolset:
     name = request.path_params["id"]
-    server = next((one for one in restartable_servers(app.gateway) if one.name == name), None)
+    server = next((one for one in mcp_servers(app.gateway.sources) if one.name == name), None)
     if server is None:
         remedy = "GET /healthz names the servers."
         raise Problem(404, "not_found", f"There is no server {name[:200]!r}.", remedy=remedy, param="id")
@@ -115,7 +115,7 @@ def status_to_json(status: ServerStatus) -> dict[str, Any]:
     }
 
 
-def _details_to_json(server: RestartableServer) -> dict[str, Any]:
+def _details_to_json(server: McpToolset) -> dict[str, Any]:
     status = server.status
     return {
         "name": server.name,

@@ -19,8 +19,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from gateway.http.served_gateway import ServedGateway, restartable_servers
+from gateway.gateway import Gateway
 from gateway.limits import count_calls
+from gateway.mcp_client.mcp_toolset import mcp_servers
 from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.session import ObservedCall
 from gateway.types import Outcome, Part, Resource, Text, ToolResult
@@ -36,7 +37,7 @@ MAX_TOOLS = 1000
 class Metrics(Collector):
     """An observer of the gateway that counts calls; `text` is the scrape response."""
 
-    def __init__(self, gateway: ServedGateway) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._tools: dict[str, _ToolCounts] = {}
         self.registry.register(self)
@@ -127,7 +128,7 @@ class _Spread:
 class _ServerCollector(Collector):
     """Collects the metrics of servers at each scrape, since servers come and go with the configuration."""
 
-    def __init__(self, gateway: ServedGateway) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def describe(self) -> Iterable[Metric]:
@@ -135,7 +136,7 @@ class _ServerCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         up, restarts, processes, running, waiting, cut = families = _server_families()
-        for status in (server.status for server in restartable_servers(self._gateway)):
+        for status in (server.status for server in mcp_servers(self._gateway.sources)):
             up.add_metric([status.name], float(status.state == "up"))
             restarts.add_metric([status.name], status.reconnects)
             processes.add_metric([status.name], len(status.children))

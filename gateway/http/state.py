@@ -14,13 +14,14 @@ from typing import Any
 import anyio
 
 from gateway.argument_checks import MAX_LENGTH
+from gateway.gateway import Gateway
 from gateway.http.activity import ActivityLog
 from gateway.http.endpoint import DisconnectWatcher
 from gateway.http.exchange import session_not_found
 from gateway.http.metrics import Metrics
-from gateway.http.served_gateway import ServedGateway, ServedSession
 from gateway.http.settings import Settings
 from gateway.schema import drop_nulls, strict_schema
+from gateway.session import GatewaySession
 from gateway.types import Task, ToolCall
 
 
@@ -28,7 +29,7 @@ from gateway.types import Task, ToolCall
 class HttpSession:
     """A session that was opened over HTTP."""
 
-    session: ServedSession
+    session: GatewaySession
     strict_schemas: Mapping[str, Mapping[str, Any]]
     """Original parameters of the tools by name, if the policy saw those with strict schemas that can have one."""
     closed: anyio.Event | None = None
@@ -65,7 +66,7 @@ class HttpSession:
 class AppState:
     """One per application; passed to every handler."""
 
-    def __init__(self, gateway: ServedGateway, settings: Settings, disconnects: DisconnectWatcher) -> None:
+    def __init__(self, gateway: Gateway, settings: Settings, disconnects: DisconnectWatcher) -> None:
         self.gateway, self.settings, self.disconnects = gateway, settings, disconnects
         self.sessions: dict[str, HttpSession] = {}
         self.metrics = Metrics(gateway)

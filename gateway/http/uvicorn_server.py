@@ -21,9 +21,9 @@ from anyio.abc import TaskStatus
 from starlette.types import ASGIApp
 
 from gateway.errors import ConfigError
+from gateway.gateway import Gateway
 from gateway.http.app import build_app
 from gateway.http.endpoint import DisconnectWatcher
-from gateway.http.served_gateway import ServedGateway
 from gateway.http.settings import Settings, check_token_required
 from gateway.tracing import tracing
 
@@ -136,7 +136,7 @@ class _GatewayServer(Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        gateway: ServedGateway,
+        gateway: Gateway,
         disconnects: DisconnectWatcher,
         stop: StopSignal,
         ready: Callable[[], None],
@@ -162,7 +162,7 @@ class _GatewayServer(Server):
 
 
 async def serve(
-    gateway: ServedGateway,
+    gateway: Gateway,
     settings: Settings,
     *,
     stop: StopSignal,
@@ -217,7 +217,7 @@ def bind_socket(settings: Settings) -> socket.socket:
 
 
 def run(
-    gateway: ServedGateway,
+    gateway: Gateway,
     settings: Settings,
     *,
     build: Callable[[DisconnectWatcher], ASGIApp] | None = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -37,6 +37,7 @@ from gateway.mcp_client.server_requests import with_answers
 from gateway.mcp_client.server_status import RESTARTED_BY_HAND, ServerLog, ServerStatus, StateTracker
 from gateway.mcp_client.transport import Services, Transport, TransportName, candidate_transports
 from gateway.state.prepared_state import PreparedStates
+from gateway.tool_table import Source
 from gateway.toolset import Session
 from gateway.types import DEFAULT_CONTEXT, Context, Task, ToolSpec
 
@@ -381,3 +382,8 @@ class McpToolset:
             except (UpstreamError, TimeoutError):
                 # The old listing stays; a lost connection is handled by the reconnect loop.
                 continue
+
+
+def mcp_servers(sources: Iterable[Source]) -> list[McpToolset]:
+    """The MCP servers behind a gateway's sources."""
+    return [source.backend for source in sources if isinstance(source.backend, McpToolset)]

@@ -10,7 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp.server.runner import modern_error_data
@@ -29,6 +29,9 @@ from mcp_types.version import LATEST_MODERN_VERSION
 
 from gateway.mcp_client.tasks import TASKS_EXTENSION
 from gateway.mcp_server.client_context import RequestContext, is_modern
+
+if TYPE_CHECKING:
+    from gateway.mcp_server.resumable_calls import ResumableCall
 
 TTL_S = 3600.0
 """How long a task exists from its creation on: a call that still runs then is cancelled."""
@@ -52,23 +55,10 @@ class UpdateTaskParams(TaskParams):
     input_responses: dict[str, Any]
 
 
-class PollableCall(Protocol):
-    """What a task needs of the call behind it."""
-
-    scope: anyio.CancelScope
-    result: dict[str, Any] | None
-    error: Exception | None
-    progress: str | None
-    updated_at: datetime
-    input_requests: dict[str, Mapping[str, Any]]
-
-    def answer(self, input_responses: Mapping[str, Any]) -> None: ...
-
-
 class CallTask:
     """A tool call that its client polls."""
 
-    def __init__(self, call: PollableCall, client: str) -> None:
+    def __init__(self, call: ResumableCall, client: str) -> None:
         self.id = secrets.token_urlsafe(24)
         self.call, self.client = call, client
         self.created_at = datetime.now(UTC)
@@ -129,7 +119,7 @@ class CallTasks:
         self._by_id: dict[str, CallTask] = {}
         self._by_client: Counter[str] = Counter()
 
-    def add(self, call: PollableCall, client: str) -> CallTask | None:
+    def add(self, call: ResumableCall, client: str) -> CallTask | None:
         """A new task for the call; None if there are too many."""
         self._drop_expired()
         if not self._make_room(client):

@@ -13,7 +13,7 @@ from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
 from gateway.gateway import Gateway
 from gateway.mcp_client.errors import UpstreamError
-from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.mcp_client.mcp_toolset import McpToolset, mcp_servers
 from gateway.types import Context
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class ResourceCatalog:
 
     @property
     def servers(self) -> list[McpToolset]:
-        return [source.backend for source in self._gateway.sources if isinstance(source.backend, McpToolset)]
+        return mcp_servers(self._gateway.sources)
 
     def servers_with(self, capability: str) -> list[McpToolset]:
         return [server for server in self.servers if capability in server.capabilities]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.config.models import Limits
+from gateway.config.models import Limits, Server
 from gateway.gateway import Gateway
 from gateway.http.metrics import OTHER, Metrics
 from gateway.limits import LimitedToolset
-from gateway.mcp_client.server_status import ServerLog, ServerStatus, State
+from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.mcp_client.server_status import ServerStatus, State
+from gateway.mcp_client.transport import Services
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.server_start import ServerStart
@@ -65,9 +65,22 @@ async def test_metrics_of_excess_tools_share_one_label(monkeypatch: pytest.Monke
     assert ("mtrl_calls_total", "ok", "tool3") not in values
 
 
+class FixedServer(McpToolset):
+    """Is in one state, and is never entered."""
+
+    status = None  # type: ignore[assignment]
+
+    def __init__(self, status: ServerStatus) -> None:
+        super().__init__(status.name, Server(command="none"), services=Services())
+        self.status = status
+
+    async def wait_started(self) -> None:
+        pass
+
+
 def source_of_server(name: str, state: State, reason: str = "", tool: FunctionTool | None = None) -> Source:
     status = ServerStatus(name, state, reason, tools=1, reconnects=3, children=(1, 2))
-    backend = SimpleNamespace(name=name, log=ServerLog(), status=status, restart=lambda: None)
+    backend = FixedServer(status)
     limited = LimitedToolset(NativeToolset([] if tool is None else [tool]), Limits(at_once=1))
     return Source(name, limited, backend=backend, name=name, trusted=False)
 

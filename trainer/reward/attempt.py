@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gateway.feedback.base import plain_text
 from gateway.types import EMPTY, Image, ToolCall
@@ -14,14 +14,8 @@ from trainer.rollout.rollout import STATES_INFO, Rollout, StopReason
 from trainer.rollout.steppers import CALLS_INFO
 from trainer.rollout.task import Task
 
-
-class Decoder(Protocol):
-    """The part of a chat template that turns ids into text."""
-
-    prefill: str
-
-    def decode_turn(self, ids: Sequence[int]) -> str: ...
-    def decode_without_special(self, ids: Sequence[int]) -> str: ...
+if TYPE_CHECKING:
+    from trainer.template import Template
 
 
 def own_ledgers(rollout: Rollout) -> tuple[Ledger, ...]:
@@ -44,13 +38,13 @@ def response_ids(rollout: Rollout) -> tuple[list[int], list[int]]:
     return ids, mask
 
 
-def verbatim_messages(rollout: Rollout, decoder: Decoder) -> list[dict[str, Any]]:
+def verbatim_messages(rollout: Rollout, decoder: Template) -> list[dict[str, Any]]:
     """The chat as text, with each turn of the policy as it was written, markup and all, beside its parsed calls."""
     turns = [turn for ledger in rollout.ledgers for turn in _turns(ledger, decoder)]
     return [_with_text(message, turns) for message in rollout.ledger.messages]
 
 
-def _turns(ledger: Ledger, decoder: Decoder) -> Iterator[tuple[Message, str]]:
+def _turns(ledger: Ledger, decoder: Template) -> Iterator[tuple[Message, str]]:
     """Each turn's message with its text, including a prefill and what a plug-in inserted into the turn."""
     prompt: tuple[int, ...] = ()
     turn: tuple[int, ...] = ()
@@ -95,7 +89,7 @@ class Attempt:
     rollout: Rollout
     success: bool | None = None
     """Whether the component that decides success reached its threshold; None for that component itself."""
-    decoder: Decoder | None = None
+    decoder: Template | None = None
     """Decodes token ids; every attempt of a run has one."""
 
     @property
@@ -265,7 +259,7 @@ class Attempt:
         return tuple(scores)
 
     @property
-    def _decoder(self) -> Decoder:
+    def _decoder(self) -> Template:
         if self.decoder is None:
             raise ValueError("the attempt has no decoder, so that its ids cannot be decoded: give it the template")
         return self.decoder

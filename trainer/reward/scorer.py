@@ -8,17 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum, sqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
 from gateway.errors import ConfigError, ConfigErrors
 from trainer.ledger import Author
-from trainer.reward.attempt import Attempt, Decoder
+from trainer.reward.attempt import Attempt
 from trainer.reward.component import MAX_REWARD, Component, RewardFn, ScoringError, SharedLimits
 from trainer.reward.functions import TURN_SCORE_AUTHORS
 from trainer.reward.settings import RewardSettings
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.task import Task
+
+if TYPE_CHECKING:
+    from trainer.template import Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ class Scorer:
         self,
         settings: RewardSettings,
         folder: Path | None = None,
-        decoder: Decoder | None = None,
+        decoder: Template | None = None,
         given: GivenRewards | None = None,
     ) -> None:
         """Relative paths of functions start at `folder`. Raises ConfigError for functions that cannot be called."""

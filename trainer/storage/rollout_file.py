@@ -20,7 +20,7 @@ from functools import cache
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Self, TypeVar, overload
+from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar, overload
 
 from gateway.disk_errors import describe_write_error, require_linked, sync_path
 from gateway.errors import OperatorError
@@ -28,6 +28,9 @@ from gateway.line_file import MAX_LINE_BYTES
 from trainer.rollout.rollout import Rollout
 from trainer.storage import token_credit
 from trainer.storage.rollout_line import BlobFolder, dump_rollout, load_rollout
+
+if TYPE_CHECKING:
+    from trainer.algorithms.packing import BatchRow
 from trainer.storage.rollout_summary import RolloutSummary, load_summary
 
 CHUNK_BYTES = 1 << 20
@@ -92,10 +95,10 @@ class RolloutWriter:
         with self._report_write_errors(Path(self._file.name)):
             self._add(dump_rollout(rollout, self._blobs))
 
-    def add_credits(self, step: int, sequences: Iterable[token_credit.CreditedSequence]) -> None:
+    def add_credits(self, step: int, rows: Iterable[BatchRow]) -> None:
         """Appends the advantages and weights that a train step gave to the tokens of its rollouts."""
         with self._report_write_errors(self._credits), self._credits.open("ab", buffering=0) as stream:
-            append_line(stream, token_credit.dump_credits(step, sequences))
+            append_line(stream, token_credit.dump_credits(step, rows))
 
     def sync(self) -> None:
         """Waits until all rollouts and credits are on the disk."""

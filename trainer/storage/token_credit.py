@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from itertools import groupby
 from math import inf, isfinite
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 from gateway.line_file import iterate_lines
 from trainer.rollout.rollout import Rollout
+
+if TYPE_CHECKING:
+    from trainer.algorithms.packing import BatchRow
 
 CREDITS_FILE = "credits.jsonl"
 GROUP_STEP = re.compile(r"(\d+)-\d+-\d+$")
@@ -30,26 +33,11 @@ CreditSpan = tuple[int, float, float]
 """A number of tokens, the advantage of each, and the weight of each."""
 
 
-class CreditedSequence(Protocol):
-    """A trained sequence: a ledger with the advantage and weight of each token."""
-
-    @property
-    def name(self) -> str:
-        """The name of its rollout."""
-        ...
-
-    @property
-    def advantages(self) -> Sequence[float]: ...
-
-    @property
-    def weights(self) -> Sequence[float]: ...
-
-
-def dump_credits(step: int, sequences: Iterable[CreditedSequence]) -> bytes:
+def dump_credits(step: int, rows: Iterable[BatchRow]) -> bytes:
     """The credits of a step as a line with its line end."""
     credits: dict[str, list[list[CreditSpan]]] = {}
-    for sequence in sequences:
-        credits.setdefault(sequence.name, []).append(_to_spans(sequence))
+    for row in rows:
+        credits.setdefault(row.name, []).append(_to_spans(row))
     return json.dumps({"step": step, "rollouts": credits}, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8", "surrogatepass"
     ) + (b"\n")
@@ -69,8 +57,8 @@ def truncate_credits(file: Path, step: float = inf) -> None:
         stream.truncate(end)
 
 
-def _to_spans(sequence: CreditedSequence) -> list[CreditSpan]:
-    spans = groupby(zip(sequence.advantages, sequence.weights, strict=True))
+def _to_spans(row: BatchRow) -> list[CreditSpan]:
+    spans = groupby(zip(row.advantages, row.weights, strict=True))
     return [
         (sum(1 for _ in tokens), _round(advantage) if weight else 0.0, _round(weight))
         for (advantage, weight), tokens in spans

@@ -31,7 +31,7 @@ from trainer.data.tasks import (
 )
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.engine.base import Engine
-from trainer.engines import Log, WeightSource, leave_gpus, make_engine
+from trainer.engines import Log, leave_gpus, make_engine
 from trainer.policy.optimizers import choose_rates
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.scorer import GivenRewards, Scorer
@@ -57,6 +57,7 @@ from trainer.weight_files import read_weight_files
 from trainer.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
+    from trainer.policy.policy import Policy
     from trainer.template import Cause, Template
 
 TOKENIZER_FILES = (
@@ -266,7 +267,7 @@ class Job:
                 shutil.copyfile(file, folder / file.name)
 
     def make_engine(
-        self, folder: Path, policy: WeightSource | None, log: Log, serving: ServingSettings | None = None
+        self, folder: Path, policy: Policy | None, log: Log, serving: ServingSettings | None = None
     ) -> Engine:
         """Makes the engine. Servers log to `folder`; `serving` overrides the settings with the planned placement."""
         serving = leave_gpus(serving or self.settings.serving, count_local_ranks(self.settings.distributed))

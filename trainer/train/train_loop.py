@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from anyio import move_on_after, to_thread
 
@@ -55,24 +55,6 @@ SHOWN_REASONS = 3
 SAVING_SHARE = 0.1
 """The share of the time that saving may take, unless the settings say how often it is done."""
 """How many of the most frequent reasons are shown if no rollout of a step could be scored."""
-
-
-@runtime_checkable
-class RecordingGateway(Protocol):
-    """A gateway that writes a tape."""
-
-    @property
-    def recording_error(self) -> OSError | None:
-        """Why the tape cannot be written any more."""
-        ...
-
-
-@runtime_checkable
-class WatchedGateway(Protocol):
-    """A gateway in this process, which measures how long the event loop is blocked."""
-
-    @property
-    def loop_watchdog(self) -> LoopWatchdog: ...
 
 
 class NothingScoredError(OperatorError):
@@ -264,8 +246,8 @@ class TrainLoop:
 
     def _require_tape(self) -> None:
         """Ends the run if its tape cannot be written: no call is answered any more."""
-        gateway = self.job.gateway
-        if isinstance(gateway, RecordingGateway) and (error := gateway.recording_error) is not None:
+        error: OSError | None = getattr(self.job.gateway, "recording_error", None)
+        if error is not None:
             run = self.folder.path
             raise RunError(describe_write_error(run / TAPES, error, resume_hint(run))) from error
 
@@ -324,8 +306,9 @@ class TrainLoop:
         """Writes a step's metrics, and prints progress and alarms, unless what is wrong is told by an error."""
         step = int(metrics.pop("step"))
         metrics = metrics | self.progress.take_metrics()
-        if isinstance(self.job.gateway, WatchedGateway):
-            metrics["engine/loop_blocked_seconds"] = self.job.gateway.loop_watchdog.take_longest()
+        watchdog: LoopWatchdog | None = getattr(self.job.gateway, "loop_watchdog", None)
+        if watchdog is not None:  # A remote gateway has none.
+            metrics["engine/loop_blocked_seconds"] = watchdog.take_longest()
         self.metrics.add(step, metrics)
         self.reporters.log(step, metrics)
         for alarm in () if is_reported else self.alarms.check(metrics, lost_reasons):
