@@ -221,3 +221,24 @@ async def test_closing_a_session_cancels_a_call_whose_arguments_are_still_checke
                 assert session.running and not results, "the check runs in a child process"
                 await session.close()
     assert [result.outcome for result in results] == [Outcome.CANCELLED] and not calls
+
+
+class HangingFilter(MediaFilter):
+    async def __call__(self, result: ToolResult) -> ToolResult:
+        await anyio.sleep_forever()
+        return result
+
+
+async def test_closing_a_session_cancels_a_call_whose_answer_is_still_filtered() -> None:
+    async with Gateway([replace(source(add), admit=HangingFilter())]) as gateway:
+        session, results = await gateway.begin(Task()), list[ToolResult]()
+
+        async def run() -> None:
+            results.append(await session.call(call("add", a=1, b=2)))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                await anyio.wait_all_tasks_blocked()
+                await session.close()
+    assert [result.outcome for result in results] == [Outcome.CANCELLED]

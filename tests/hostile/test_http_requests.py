@@ -201,6 +201,15 @@ def test_trailers_never_pass_for_headers(gateway: SmallGateway) -> None:
     assert answer.startswith(b"HTTP/1.1 401 ")
 
 
+def test_nothing_is_kept_of_the_trailers_of_a_long_body(gateway: SmallGateway) -> None:
+    memory = gateway.memory
+    with gateway.connect() as caller:
+        caller.sendall(CHUNKED + b"700000\r\n" + b"x" * 0x700000 + b"\r\n0\r\n")
+        caller.sendall(b"ab:cd\r\n" * 1_000_000)
+        gateway.assert_answers()
+        assert gateway.memory < memory + 80_000_000
+
+
 def raise_open_file_limit() -> int:
     """How many files this process may open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
