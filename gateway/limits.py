@@ -20,18 +20,7 @@ from gateway.config.models import Limits
 from gateway.media.media_filter import MediaFilter, MediaStore
 from gateway.toolset import RenamedToolset, Session, SessionWrapper, Toolset, ToolsetWrapper
 from gateway.truncate import make_truncator
-from gateway.types import (
-    DEFAULT_CONTEXT,
-    Context,
-    Outcome,
-    Task,
-    Text,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-    are_text,
-    with_times,
-)
+from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec, with_times
 
 FIRST_RETRY_DELAY_S = 0.05
 """Delay before the first retry; doubled for each further one."""
@@ -60,17 +49,13 @@ class CallScope:
         """Why no answer was taken, where it is not that none came."""
         self._scope: anyio.CancelScope | None = None
 
-    def open(self, within_s: float = math.inf) -> anyio.CancelScope:
-        """A cancel scope, to be entered at once."""
-        self._scope = anyio.CancelScope() if within_s == math.inf else anyio.move_on_after(within_s)
+    def open(self, within_s: float = math.inf, *, is_call: bool = False) -> anyio.CancelScope:
+        """A cancel scope, to be entered at once: for the call itself (`is_call`), or for what precedes it."""
+        self.is_taken |= is_call
+        self._scope = anyio.move_on_after(within_s)
         if self.is_cancelled:
             self._scope.cancel()
         return self._scope
-
-    def take(self, within_s: float = math.inf) -> anyio.CancelScope:
-        """The same for the call itself."""
-        self.is_taken = True
-        return self.open(within_s)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -264,7 +249,7 @@ class _LimitedSession(SessionWrapper):
             token = call_scope.set(scope)
         scope.limit_s = limits.timeout_s
         try:
-            with scope.take(limits.timeout_s - (queued_at - scope.began_at)):
+            with scope.open(limits.timeout_s - (queued_at - scope.began_at), is_call=True):
                 if not await limiter.acquire():
                     waiting = f"{limits.queue_limit} calls of {call.name!r} are waiting already (`queue_limit`)"
                     return unavailable_result(waiting)
@@ -288,7 +273,7 @@ class _LimitedSession(SessionWrapper):
                     result = _with_queue_time(result, started_at - queued_at, attempt)
                     if limiter.truncate is not None:
                         result = await limiter.truncate(result)
-                    return result if are_text(result.parts) else await limiter.admit(result)
+                    return await limiter.admit(result)
                 finally:
                     limiter.slots.release()
         finally:

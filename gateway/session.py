@@ -194,7 +194,7 @@ class GatewaySession:
                 inner, source = self.source_sessions[id(tool.source)], tool.source
                 if source.answers is not None:
                     context = self._with_interaction(tool, context)
-                with _NO_SCOPE if source.is_limited else scope.take():
+                with _NO_SCOPE if source.is_limited else scope.open(is_call=True):
                     answer = await inner.call(call.renamed(tool.source_name), context)
                     result = await source.admit(answer) if source.admit else answer
                     if answer.reason == NO_SUCH_TOOL:
