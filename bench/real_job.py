@@ -27,6 +27,9 @@ from typing import Any
 import anyio
 import typer
 from anyio import to_thread
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from fetch_model import PACKAGE, fetch_model
 from rich.console import Console
 from rich.table import Table

@@ -38,9 +38,10 @@ def tell_exits() -> None:
     def tell(status: int) -> NoReturn:
         caller = sys._getframe(1)
         if os.getpid() == process and not str(caller.f_globals.get("__name__")).startswith(OWN_PACKAGES):
-            sys.stderr.write(f"the process ends at once, by `os._exit({status})`:\n")
-            traceback.print_stack(caller)
-            sys.stderr.flush()
+            with suppress(Exception):  # A closed stream stops nobody from leaving.
+                sys.stderr.write(f"the process ends at once, by `os._exit({status})`:\n")
+                traceback.print_stack(caller)
+                sys.stderr.flush()
         exit_at_once(status)
 
     os._exit = tell

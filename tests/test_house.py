@@ -445,3 +445,12 @@ def test_command_reaches_the_optimizer_in_few_functions(tmp_path: Path) -> None:
     hops = next((hops for hops in found if hops[-1] == "trainer/policy/policy.py:step"), None)
     assert hops is not None and hops[0] == "trainer/cli/__init__.py:main", output
     assert len(hops) <= MAX_HOPS, hops
+
+
+def test_scripts_of_bench_find_the_packages_and_not_files_of_the_same_names() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for script in sorted((ROOT / "bench").glob("*.py")):
+        text = script.read_text()
+        is_run_by_path = f"bench/{script.name}" in makefile or f"python bench/{script.name}" in text
+        if is_run_by_path and re.search(r"^from (gateway|trainer|mtrl_plugins)[. ]", text, re.MULTILINE):
+            assert "sys.path[:0] = [" in text or "sys.path.insert(0, " in text, script.name

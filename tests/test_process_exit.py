@@ -37,6 +37,14 @@ def test_user_code_that_ends_the_process_is_told_by_its_stack(ending: str, code:
     assert done.returncode == code and ("in reward" in done.stderr) == (code != 0)
 
 
+def test_user_code_ends_the_process_where_nothing_can_be_told() -> None:
+    script = (
+        "import os, sys\nfrom gateway.process_exit import exit_despite_threads\n"
+        "sys.stderr = None\nwith exit_despite_threads():\n    os._exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 7
+
+
 @pytest.mark.parametrize("hides", [True, False])
 def test_children_of_the_same_user_read_the_environment_only_if_it_is_not_hidden(hides: bool) -> None:
     script = (

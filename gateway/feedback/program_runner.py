@@ -170,4 +170,7 @@ async def _write_stdin(pipe: WritePipe, stdin: str) -> None:
 def require_sandbox() -> None:
     """Raises ConfigError where programs cannot be confined: they could read secrets and end the gateway."""
     if (problem := find_problem()) is not None:
-        raise ConfigError(f"programs of the policy cannot be confined here: {problem}", remedy="install bubblewrap")
+        problem, _, remedy = problem.partition("\n  remedy: ")
+        raise ConfigError(
+            f"programs of the policy cannot be confined here: {problem}", remedy=remedy or "install bubblewrap"
+        )

@@ -53,7 +53,7 @@ from gateway.process.pipe_process import (
 )
 from gateway.process.supervised_process import SupervisedProcess
 
-_STDERR_TAIL_BYTES = 600
+_STDERR_TAIL_BYTES, _STDERR_TAIL_CHARS = 2400, 600
 _BROKEN_EXCERPT_BYTES = 80
 _STOP_S, _SILENT_STOP_S = 1.0, 0.2
 """Time for a server to stop; shorter while it has not sent a message yet and so has done nothing."""
@@ -294,7 +294,7 @@ class ChildProcess:
             count, first = self.stray_line_count, self.first_stray_line
             notes.append(f"{count} lines of output were not JSON-RPC, such as {first!r}")
         if stderr := self._stderr_tail.text:
-            notes.append(f"its standard error ends: {stderr}")
+            notes.append(f"its standard error ends: {stderr[-_STDERR_TAIL_CHARS:]}")
         return tuple(notes)
 
 

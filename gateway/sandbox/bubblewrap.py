@@ -412,9 +412,7 @@ def _try_it() -> str | None:
     missing = [name for name in NEEDED_PROGRAMS if shutil.which(name) is None]
     if missing:
         packages = "bubblewrap, util-linux and mount"
-        return (
-            f"{', '.join(missing)} is not installed\n  remedy: install {packages} (Debian: apt-get install bubblewrap)"
-        )
+        return f"{', '.join(missing)} is not installed\n  remedy: install {packages}; they need Linux"
     confined = Confined(("/bin/sh", "-c", "echo confined"), SandboxSettings())
     try:
         with open_command_line(confined) as line:

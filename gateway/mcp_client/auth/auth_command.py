@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from subprocess import DEVNULL, PIPE
 
-from anyio import to_thread
+import anyio
 
 from gateway.mcp_client.auth.credentials import AuthError, Challenge, Credentials, check_header
-from gateway.process.spawn import CommandError, run_command
+from gateway.process.pipe_process import ReadPipe, wait_for_exit
+from gateway.process.spawn import kill_group, spawn
 
 COMMAND_S = 30.0
 """Deadline of the command."""
+MAX_OUTPUT_BYTES = 64 * 1024
+_END_S = 2.0
 
 
 class CommandCredentials(Credentials):
@@ -36,7 +40,7 @@ class CommandCredentials(Credentials):
         if challenge is not None and challenge.is_step_up:
             raise AuthError("the token of `auth_command` lacks a scope that the server asks for", self.remedy)
         try:
-            headers = parse_output(await read_output(self._command))
+            headers = parse_output(await run_command(self._command))
         except ValueError as error:
             raise AuthError(f"`auth_command` {error}", self.remedy) from None
         self._fetched_at = time.monotonic()
@@ -64,14 +68,34 @@ def parse_output(output: bytes) -> dict[str, str]:
     return dict(check_header(name, value) for name, value in headers.items())
 
 
-async def read_output(command: Sequence[str]) -> bytes:
-    """What a program prints, with a deadline and a limit; raises ValueError, without its output."""
+async def run_command(command: Sequence[str]) -> bytes:
+    """What a program prints, with a deadline and at most `MAX_OUTPUT_BYTES`; raises ValueError, without its output."""
     try:
-        done = await to_thread.run_sync(run_command, command, COMMAND_S, abandon_on_cancel=True)
-    except CommandError as error:
-        raise ValueError(f"failed: {error}") from None
+        process = spawn(command, stdout=PIPE, stderr=DEVNULL)
     except OSError as error:
         raise ValueError(f"cannot be started: {error.strerror}") from None
-    if done.status != 0:
-        raise ValueError(f"ended with status {done.status}")
-    return done.output
+    stdout = ReadPipe(process.stdout)
+    try:
+        with anyio.fail_after(COMMAND_S):
+            output = await _read_output(stdout)
+            await wait_for_exit(process, COMMAND_S)
+    except TimeoutError:
+        raise ValueError(f"did not end within {COMMAND_S:g} s") from None
+    finally:
+        stdout.close()
+        if process.poll() is None:
+            kill_group(process.pid)
+            with anyio.CancelScope(shield=True):
+                await wait_for_exit(process, _END_S)
+    if process.returncode != 0:
+        raise ValueError(f"ended with status {process.returncode}")
+    return output
+
+
+async def _read_output(stdout: ReadPipe) -> bytes:
+    output = bytearray()
+    while chunk := await stdout.receive():
+        output += chunk
+        if len(output) > MAX_OUTPUT_BYTES:
+            raise ValueError(f"printed more than {MAX_OUTPUT_BYTES} bytes")
+    return bytes(output)

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 from gateway.mcp_client.auth import auth_command
-from gateway.mcp_client.auth.auth_command import read_output
+from gateway.mcp_client.auth.auth_command import run_command
 from gateway.mcp_client.auth.token_file import state_folder
 from gateway.types import Outcome
 from tests.mcp_client.auth.authorization_server import AuthorizationServer
@@ -187,6 +187,6 @@ async def test_command_that_never_ends_is_killed_with_its_children(
     monkeypatch.setattr(auth_command, "COMMAND_S", 0.5)
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
     with anyio.fail_after(PATIENCE_S), pytest.raises(ValueError, match=r"did not end within 0\.5 s"):
-        await read_output([sys.executable, "-c", program])
+        await run_command([sys.executable, "-c", program])
     with pytest.raises(ValueError, match="cannot be started"):
-        await read_output(["/no/such/program"])
+        await run_command(["/no/such/program"])
