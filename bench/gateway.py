@@ -76,7 +76,8 @@ def describe_environment(peer: Peer, load_before: float, *, quick: bool) -> dict
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}; {load}",
         "versions": f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}",
         "peer": peer.title,
-        "rounds": f"{pace.rounds} of all rows in turns; medians, with quartiles; everything on one machine",
+        "rounds": f"{pace.rounds} of all rows in turns, one caller at a time in every {pace.few_every}th; medians, "
+        "with quartiles; everything on one machine",
     }
 
 

@@ -22,10 +22,13 @@ class Pace:
 
     rounds: int
     window_s: float
-    concurrencies: tuple[int, ...]
+    concurrencies: tuple[int, int]
+    """Few, for the time that a caller waits, and many, of which the ratios are; the latter in every round."""
+    few_every: int = 1
+    """Rounds between two with few."""
 
 
-FULL = Pace(rounds=18, window_s=0.3, concurrencies=(1, 64))
+FULL = Pace(rounds=40, window_s=0.3, concurrencies=(1, 64), few_every=5)
 QUICK = Pace(rounds=1, window_s=0.1, concurrencies=(1, 8))
 
 
@@ -129,7 +132,7 @@ def measure_rows(
         _note_problems(item, partial(_warm_up, setup, item, concurrency, pace))
     for number in range(pace.rounds):
         began = time.perf_counter()
-        for item, concurrency in turns:
+        for item, concurrency in turns if number % pace.few_every == 0 else turns[len(by_floor) :]:
             _note_problems(item, partial(_add_sample, setup, item, concurrency))
         log(f"round {number + 1} of {pace.rounds}: {time.perf_counter() - began:.0f} s")
     return measurements
