@@ -178,7 +178,7 @@ ablations: install  ## The default job without masking, and with credit by turn
 bench-algorithms: install  ## All algorithms on tasks that the model solves at times, five seeds each; goes on after a stop
 	$(BIN)/python bench/arms.py algorithms
 
-bench-games: install environments  ## A game of TextArena, unchanged, learned by a tiny model that knows its moves
+bench-games: install environments .gym-peers/installed  ## Games of TextArena and Gymnasium, unchanged, learned by a tiny model that knows the moves
 	$(BIN)/python bench/games.py
 
 kills: install sglang  ## The default job with its SGLang server killed twenty times, beside the same job undisturbed

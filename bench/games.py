@@ -1,10 +1,10 @@
-"""A game of TextArena, unchanged: a tiny model that knows the moves, and plays at random, learns from reward alone.
+"""Games of other packages, unchanged, learned by a tiny model from what it was shown of games played at random.
 
-python bench/games.py                        # needs `make environments`; writes bench/results/guess.json
-python bench/games.py --seeds 0 --steps 5    # a small part of it; writes nothing without --out
+python bench/games.py                                     # `make bench-games`; writes bench/results/GAME.json
+python bench/games.py --game lake --seeds 0 --steps 5     # a small part of it; writes nothing without --out
 
-For each seed, the model is shown games that were played at random: so it knows the moves, and not when to make which.
-Then the game's run file, which ships, is run with that model.
+For each seed, the model is shown games that were played at random or, where most are lost, those that were won: so it
+knows the moves, and at most a little of when to make which. Then the game's run file, which ships, is run with it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -25,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import anyio  # noqa: E402
-import yaml  # noqa: E402
 from bars import JOBS, describe_environment, run_command  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
@@ -33,63 +33,84 @@ from gateway.chat_messages import chat_content  # noqa: E402
 from gateway.types import Task  # noqa: E402
 from mtrl_plugins.demo.facts.facts_demo import CHAT_TEMPLATE, SPECIAL_TOKENS, save_model, train_tokenizer  # noqa: E402
 from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe, WarmStartSetup, warm_start  # noqa: E402
-from mtrl_plugins.environments.episodes import LOOP, add_observation, reset_call, text_call  # noqa: E402
+from mtrl_plugins.environments.episodes import LOOP, add_observation, read_episode, reset_call, text_call  # noqa: E402
+from trainer.cli.run_file import load_settings  # noqa: E402
 from trainer.ledger import Author, Entry, Ledger  # noqa: E402
 from trainer.model import load_model  # noqa: E402
-from trainer.rollout.settings import BaseRolloutSettings  # noqa: E402
 from trainer.setup import make_gateway  # noqa: E402
 from trainer.storage.run_files import METRICS_FILE, read_metrics  # noqa: E402
 from trainer.template import Template  # noqa: E402
+from trainer.train.job import load_tasks  # noqa: E402
+from trainer.train.settings import TrainSettings  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
-PYTHON = ROOT / ".environments" / "textarena" / "bin" / "python"
-GAMES: Mapping[str, Sequence[str]] = {"guess": [f"[{number}]" for number in range(1, 21)]}
-"""Jobs, with all moves of their games."""
+ROLES = r"(?:system|user|assistant)\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """A game; its job has the same name."""
+
+    python: str
+    """The folder of the environment of Python that has it."""
+    moves: Sequence[str]
+    pieces: str
+    """A pattern of what is tokenized alone, besides roles. Everything between may become one token."""
+    played: int = 320
+    """Games that are played at random."""
+    won: bool = False
+    """Whether the model is shown only those that were won."""
+    repeats: bool = False
+    """Whether a move may be made twice."""
+
+
+GAMES: Mapping[str, Game] = {
+    "guess": Game(".environments/textarena", [f"[{number}]" for number in range(1, 21)], r"\[\w+\]"),
+    "lake": Game(
+        ".gym-peers", ("left", "down", "right", "up"), r"[SFHG](?=[SFHG\[\n]|\z)|\[\w\]", 10_000, won=True, repeats=True
+    ),
+}
 SEEDS = (0, 1, 2)
-PLAYED = 320
-"""Games that are played at random."""
 TOKENIZED = 60
-"""Further ones, with moves against the rules, whose answers have to have tokens, too."""
-FIRST_SEED = 10**8
-"""The seed of the first of them; no game of the training or the evaluation has it."""
+"""Further games, with moves against the rules, whose answers have to have tokens, too."""
 WARM_STEPS = 400
 """Steps on games that were played at random."""
 LR = 2e-3
-PATTERN = r"(?:system|user|assistant)\n|\[\w+\]"
-"""Pieces that are tokenized alone: roles and moves. Everything between them may become one token."""
 Chat = list[dict[str, Any]]
 
 
 async def play_at_random(
-    environment: Mapping[str, Any], moves: Sequence[str], seed: int, count: int, *, repeats: bool = False
+    settings: TrainSettings, moves: Sequence[str], seed: int, count: int, *, repeats: bool = False, won: bool = False
 ) -> list[Chat]:
-    """Chats of games as the policy reads them, in which it makes no move twice, unless it `repeats` them."""
-    settings = BaseRolloutSettings.model_validate({"environment": {**environment, "show_reward": True}})
-    opening, chats = settings.environment.make_rows("train")[0]["prompt"], []
+    """Chats of games as the policy reads them, in which it makes no move twice, unless it `repeats` them; all, or those
+    that were won."""
+    tasks, chats = cycle(load_tasks(settings).train[None]), []
     async with make_gateway(settings) as gateway:
-        for number in range(count):
+        for number, task in enumerate(islice(tasks, count)):
             async with gateway.open(Task(str(number))) as session:
-                result = await session.call(reset_call(FIRST_SEED + number, {}), LOOP)
-                chat = [*add_observation(({"role": "user", "content": opening},), chat_content(result.parts))]
-                draw = Random(f"{seed}/{number}")
+                result = await session.call(reset_call(*read_episode(task)), LOOP)
+                chat = [*add_observation(task.messages, chat_content(result.parts))]
+                draw, reward = Random(f"{seed}/{number}"), 0.0
                 for move in draw.choices(moves, k=99) if repeats else draw.sample(moves, len(moves)):
                     chat.append({"role": "assistant", "content": move})
                     result = await session.call(text_call(move, len(chat)), LOOP)
+                    reward += result.reward or 0.0
                     if result.done:
                         break
                     chat.append({"role": "user", "content": chat_content(result.parts)})
-                chats.append([dict(message) for message in chat])
+                if reward >= settings.reward.success_at or not won:
+                    chats.append([dict(message) for message in chat])
     return chats
 
 
-def build_model(folder: Path, chats: Sequence[Chat], seed: int) -> Path:
+def build_model(folder: Path, chats: Sequence[Chat], pieces: str, seed: int) -> Path:
     """A tiny model with random weights, whose tokens are those of these chats."""
 
     def texts(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
         for chat in chats:
             yield str(tokenizer.apply_chat_template(chat, tokenize=False))
 
-    return save_model(folder, train_tokenizer(SPECIAL_TOKENS, CHAT_TEMPLATE, texts, PATTERN), seed)
+    return save_model(folder, train_tokenizer(SPECIAL_TOKENS, CHAT_TEMPLATE, texts, f"{ROLES}|{pieces}"), seed)
 
 
 class ChatWriter(DemonstrationWriter):
@@ -114,25 +135,21 @@ def learn_chats(folder: Path, chats: Sequence[Chat]) -> None:
     model.save_pretrained(folder)
 
 
-def train_seed(game: str, seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
-    """The model that plays at random, and what the job makes of it."""
-    job = yaml.safe_load((JOBS / f"{game}.yaml").read_text(encoding="utf-8"))
-    job["environment"]["python"] = str(PYTHON)
-    played = PLAYED if steps is None else 50
-    play = partial(play_at_random, job["environment"], GAMES[game], seed)
-    chats = anyio.run(play, played)
+def train_seed(name: str, seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
+    """The model that learned from games played at random, and what the job makes of it."""
+    game, job = GAMES[name], JOBS / f"{name}.yaml"
+    python = ROOT / game.python / "bin" / "python"
+    changes = [f"environment.python={python}", f"update.lr={LR}", f"seed={seed}", "evaluation.after=false"]
+    play = partial(play_at_random, load_settings(TrainSettings, job, {}, overrides=changes), game.moves, seed)
+    chats = anyio.run(partial(play, repeats=game.repeats, won=game.won), game.played if steps is None else 50)
     against_the_rules = anyio.run(partial(play, repeats=True), TOKENIZED)
-    model = build_model(folder / "model", [*chats, *against_the_rules], seed)
-    file = folder / f"{game}.yaml"
+    model = build_model(folder / "model", [*chats, *against_the_rules], game.pieces, seed)
     warm = time.process_time()
     learn_chats(model, chats)
     warm = time.process_time() - warm
-    job["update"]["lr"] = LR
-    job |= {"model": str(model), "seed": seed, **({} if steps is None else {"steps": steps})}
-    job["evaluation"]["after"] = False
-    file.write_text(yaml.safe_dump(job), encoding="utf-8")
     run = folder / "run"
-    _, grpo = run_command(["--config", str(file), "--out", str(run)], folder)
+    fewer = [] if steps is None else ["--steps", str(steps)]
+    _, grpo = run_command(["--config", str(job), "--model", str(model), "--out", str(run), *fewer, *changes], folder)
     output, _ = run_command(["eval", str(run), "--json"], folder)
     curve = [
         round(step["success/sampled"], 4) for step in read_metrics(run / METRICS_FILE) if "success/sampled" in step
@@ -145,24 +162,25 @@ def train_seed(game: str, seed: int, steps: int | None, folder: Path) -> dict[st
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--game", choices=GAMES, default="guess")
+    options.add_argument("--game", choices=GAMES, nargs="+", default=list(GAMES))
     options.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     options.add_argument("--steps", type=int, help="fewer than the job's own")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
     args = options.parse_args()
-    about = describe_environment("shell") | {
-        "job": f"`python bench/games.py --game {args.game}`",
-        "core-s": "of the warm start, without imports; of the run, with its children and imports",
-    }
     out = args.out or (RESULTS if args.steps is None else None)
-    seeds: list[dict[str, Any]] = []
-    for seed in args.seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            seeds.append(train_seed(args.game, seed, args.steps, Path(folder)))
-        print(json.dumps(seeds[-1]), flush=True)
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / f"{args.game}.json").write_text(json.dumps({"about": about, "seeds": seeds}, indent=1) + "\n")
+    for game in args.game:
+        about = describe_environment("shell") | {
+            "job": f"`python bench/games.py --game {game}`",
+            "core-s": "of the warm start, without imports; of the run, with its children and imports",
+        }
+        seeds: list[dict[str, Any]] = []
+        for seed in args.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                seeds.append(train_seed(game, seed, args.steps, Path(folder)))
+            print(json.dumps(seeds[-1]), flush=True)
+            if out is not None:
+                out.mkdir(parents=True, exist_ok=True)
+                (out / f"{game}.json").write_text(json.dumps({"about": about, "seeds": seeds}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

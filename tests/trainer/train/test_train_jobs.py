@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ import yaml
 from rich.console import Console
 
 from mtrl_plugins.environments.host_process import stop_hosts
-from tests.plugins.environments.environment_runs import STAND_IN
+from tests.plugins.environments.environment_runs import GYM_PYTHON, STAND_IN
 from tests.plugins.verifiers.verifiers_runs import add_to_path
 from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.train.jobs import ROOT
 from tests.trainer.train.trainings import Run
 from trainer.cli.options import find_jobs
-from trainer.cli.run_file import find_run_file
+from trainer.cli.run_file import find_run_file, load_settings
 from trainer.storage.rollout_file import Rollouts
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
@@ -63,19 +64,42 @@ async def test_gsm8k_job_trains_a_stand_in_of_the_same_architecture(
     assert line["step"] == 1 and line["reward/answer"] == 0.0 and line["rollout/lost"] == 0
 
 
-async def test_job_of_a_game_trains_on_a_stand_in_of_textarena(
-    tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("guess", ("environment.name=textarena:Guess-v0", f"environment.python={sys.executable}")),
+        ("lake", (f"environment.python={GYM_PYTHON}",)),
+    ],
+)
+async def test_job_of_a_game_trains_on_gymnasium_or_a_stand_in_of_textarena(
+    name: str, changes: tuple[str, ...], tmp_path: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", add_to_path(STAND_IN))
-    values = load_run_file("guess")
-    values |= {"model": str(save_tiny_model(tmp_path / "model", kind="qwen2")), "steps": 1, "prompts": 2, "n": 2}
-    values["environment"] |= {"name": "textarena:Guess-v0", "python": sys.executable}
-    values["evaluation"] |= {"every": 0, "after": False}
-    values["limits"] |= {"turn_tokens": 16}
+    model = save_tiny_model(tmp_path / "model", kind="qwen2")
+    small = (f"model={model}", "steps=1", "prompts=2", "n=2", "limits.turn_tokens=16")
+    changes += (*small, "evaluation.every=0", "evaluation.after=false")
+    settings = load_settings(TrainSettings, find_run_file(name), {}, overrides=changes)
     try:
-        await train(TrainSettings.model_validate(values), tmp_path / "run", Console(file=io.StringIO()))
+        await train(settings, tmp_path / "run", Console(file=io.StringIO()))
     finally:
         stop_hosts()
     rollouts = list(Rollouts(tmp_path / "run"))
     assert len(rollouts) == 4 and not any(rollout.stop.is_infrastructure for rollout in rollouts)
-    assert {rollout.infos["environment"]["seed"] for rollout in rollouts} < {*range(1000)}
+    assert {rollout.infos["environment"]["seed"] for rollout in rollouts} < {*range(1400)}
+
+
+def test_maps_of_the_lake_are_gymnasiums_and_none_is_both_trained_on_and_held_out() -> None:
+    folder = find_run_file("lake").parents[1] / "lake"
+    train_rows, held_out = (
+        [json.loads(line)["environment"] for line in (folder / name).read_text().splitlines()]
+        for name in ("tasks.jsonl", "tasks.held_out.jsonl")
+    )
+    seeds = [row["seed"] for row in (*train_rows, *held_out)]
+    maps = [row["options"]["args"]["desc"] for row in (*train_rows, *held_out)]
+    code = "import gymnasium.envs.toy_text.frozen_lake as lake, json, sys\n"
+    code += "print(json.dumps([lake.generate_random_map(4, 0.8, seed) for seed in json.load(sys.stdin)]))"
+    drawn = subprocess.run(
+        [GYM_PYTHON, "-c", code], input=json.dumps(seeds), capture_output=True, text=True, timeout=60
+    )
+    assert json.loads(drawn.stdout) == maps
+    assert len({*map(tuple, maps)}) == len(maps) == 600
