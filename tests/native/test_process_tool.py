@@ -98,14 +98,14 @@ async def test_a_deadline_ends_the_process_with_all_that_it_started(tools: Path,
     await wait_until_gone(int(file.read_text()))
 
 
-async def test_a_cancelled_call_ends_its_process(tools: Path, tmp_path: Path) -> None:
+async def test_a_cancelled_call_ends_its_process(write: Write, tmp_path: Path) -> None:
     file = tmp_path / "pid"
+    write("own_tools.py", TOOLS)
+    tools = write("tools.yaml", "tools: [{function: 'own_tools:hangs', run_in: process, timeout_s: 600}]")
     async with Gateway.load(tools, None) as gateway, gateway.open(Task()) as session:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(session.calls, [ToolCall("1", "hangs", f'{{"file": "{file}"}}')])
-            with anyio.fail_after(HANG_TIMEOUT_S):
-                while not file.exists():  # noqa: ASYNC110 - nor has a file
-                    await anyio.sleep(0.01)
+            await wait_until(file.exists)
             tasks.cancel_scope.cancel()
         await wait_until_gone(int(file.read_text()))
 
