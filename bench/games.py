@@ -141,7 +141,9 @@ def train_seed(name: str, seed: int, steps: int | None, folder: Path) -> dict[st
     python = ROOT / game.python / "bin" / "python"
     changes = [f"environment.python={python}", f"update.lr={LR}", f"seed={seed}", "evaluation.after=false"]
     play = partial(play_at_random, load_settings(TrainSettings, job, {}, overrides=changes), game.moves, seed)
-    chats = anyio.run(partial(play, repeats=game.repeats, won=game.won), game.played if steps is None else 50)
+    chats = anyio.run(
+        partial(play, repeats=game.repeats, won=game.won), game.played if steps is None else game.played // 4
+    )
     against_the_rules = anyio.run(partial(play, repeats=True), TOKENIZED)
     model = build_model(folder / "model", [*chats, *against_the_rules], game.pieces, seed)
     warm = time.process_time()

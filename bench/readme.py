@@ -118,13 +118,21 @@ def learned_in_short() -> str:
 
 
 def _success(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
-    heads = ("seed", "steps", *(way.replace("_", " ") for way in WAYS), "warm start, core-s", "GRPO, core-s")
+    heads = (
+        "seed",
+        "steps",
+        *(way.replace("_", " ") for way in WAYS),
+        "warm start, core-s",
+        "GRPO, core-s",
+        "core's slowness",
+    )
     return [f"| {' | '.join(heads)} |", "|--:" * len(heads) + "|", *map(_seed, seeds)]
 
 
 def _seed(item: Mapping[str, Any]) -> str:
     steps = len(item["curve"]["reward"])
-    return f"| {item['seed']} | {steps} | {_rates(item)} | {item['warm_core_s']:.0f} | {item['grpo_core_s']:.0f} |"
+    costs = f"{item['warm_core_s']:.0f} | {item['grpo_core_s']:.0f} | {item['slowness']:.1f}x"
+    return f"| {item['seed']} | {steps} | {_rates(item)} | {costs} |"
 
 
 def _rates(item: Mapping[str, Any]) -> str:
@@ -136,7 +144,8 @@ def first_run() -> str:
     rows = {row["command"]: row["cpu_s"] for row in results("first_run.json")["rows"]}
     return (
         f"On a bare Debian, `make install` takes {rows['make install']} s of CPU, and `make train` "
-        f"{rows['make train']} s more (`python bench/first_run.py --debian`)."
+        f"{rows['make train']} s more{results('first_run.json')['about'].get('note', '')} "
+        "(`python bench/first_run.py --debian`)."
     )
 
 
@@ -348,6 +357,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "agent": partial(seeds_with_cost, "agent.json"),
     "mcp_tasks": partial(seeds_with_cost, "mcp-tasks.json"),
     "guess": partial(success_by_seed, "guess.json"),
+    "lake": partial(success_by_seed, "lake.json"),
     "shell": partial(success_by_seed, "shell.json"),
     "algorithms": algorithms,
     "ablations": ablations,

@@ -245,7 +245,10 @@ class _LimitedSession(SessionWrapper):
         started_at, delay_s = None, FIRST_RETRY_DELAY_S
         scope, token = call_scope.get(), None
         if scope is None or scope.is_taken:
-            scope = CallScope(queued_at)
+            began_at = queued_at
+            if scope is not None and not scope.limit_s:  # The session's, for a call that has met no other limit yet.
+                began_at, scope.limit_s = scope.began_at, limits.timeout_s
+            scope = CallScope(began_at)
             token = call_scope.set(scope)
         scope.limit_s = limits.timeout_s
         try:

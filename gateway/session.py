@@ -178,7 +178,8 @@ class GatewaySession:
         With `scope` the caller can cancel it; a closing session cancels it, too.
         """
         scope = scope or CallScope()
-        began_at = scope.began_at = self._touch()
+        began_at, scope.is_taken = self._touch(), False
+        scope.began_at = began_at
         tool = self._tools.get(call.name)
         if tool is not None and tool.spec.audience == "loop" and context.audience != "loop":
             tool = None

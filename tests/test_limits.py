@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 
 import anyio
 import pytest
@@ -15,7 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from gateway.config.models import Limits, ResultLimit
-from gateway.limits import CircuitBreaker, LimitedToolset, RateLimiter
+from gateway.limits import CallScope, CircuitBreaker, LimitedToolset, RateLimiter, call_scope
 from gateway.toolset import Session
 from gateway.types import DEFAULT_CONTEXT, Context, Hints, Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 from tests.sample_images import png
@@ -73,6 +74,18 @@ async def run_calls(limited: LimitedToolset, times: int = 1) -> list[ToolResult]
                 for _ in range(times):
                     tasks.start_soon(one)
     return results
+
+
+async def test_a_limit_below_a_session_counts_from_the_start_of_its_call_and_only_once() -> None:
+    scope = CallScope(monotonic() - 100)
+    scope.is_taken = True  # by the session, with a cancel scope of its own
+    token = call_scope.set(scope)
+    try:
+        limited = LimitedToolset(ScriptedToolset(), Limits(timeout_s=50, retries=0))
+        outcomes = [(await run_calls(limited))[0].outcome for _ in range(2)]
+    finally:
+        call_scope.reset(token)
+    assert outcomes == [Outcome.TIMEOUT, Outcome.OK]
 
 
 async def test_full_queue_refuses_further_calls_at_once() -> None:

@@ -178,14 +178,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(piece)
         if self._refused or self.transport.is_closing():
             return
-        if was_in_head and self._in_head and messages == self._messages:
-            self._head_bytes += len(piece)
+        if self._in_head:
+            if was_in_head and messages == self._messages:
+                self._head_bytes += len(piece)
+            else:
+                self._start_bytes = len(piece)
             has_fields = self._has_started and len(self.headers) > self.settings.head_fields
             if self._head_bytes > self.settings.head_bytes or has_fields:
                 self._refuse(_head_too_large(self.settings))
                 return
-        elif self._in_head:
-            self._start_bytes = len(piece)
         elif not was_in_head:
             self.headers.clear()  # of a body, where they are trailers, which nobody reads
             self._wire_bytes += len(piece)

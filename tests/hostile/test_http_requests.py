@@ -210,6 +210,14 @@ def test_nothing_is_kept_of_the_trailers_of_a_long_body(gateway: SmallGateway) -
         assert gateway.memory < memory + 80_000_000
 
 
+def test_a_head_that_begins_where_a_body_ended_has_no_more_fields_than_others(gateway: SmallGateway) -> None:
+    with gateway.connect() as caller:
+        caller.sendall(POST + b"Content-Length: 1\r\n\r\n")
+        assert b"HTTP/1.1 401 " in caller.recv(65_536)
+        caller.sendall(b"x" + START + b"ab:cd\r\n" * 5_000)
+        assert b"HTTP/1.1 431 " in read_to_end(caller)
+
+
 def raise_open_file_limit() -> int:
     """How many files this process may open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -97,7 +97,7 @@ def _training_texts(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
     yield from (f"#### {colour}" for colour in COLOURS)
 
 
-HABIT_RECIPE = Recipe(demo="sight", skill_steps=520, habit_steps=80, kinds=(KIND,))
+HABIT_RECIPE = Recipe(demo="sight", skill_steps=800, habit_steps=80, kinds=(KIND,))
 
 
 def build_warm_start(folder: Path) -> WarmStartSetup:

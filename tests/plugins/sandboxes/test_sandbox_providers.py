@@ -276,8 +276,8 @@ async def test_server_that_is_not_there_is_unavailable_and_told_by_check(write: 
         assert (await call(session, "python", code="1")).outcome is Outcome.UNAVAILABLE
     file = write("tools.yaml", "tools: [{sandbox_tools: [python], sandbox: {remote: {url: 'http://127.0.0.1:9'}}}]")
     findings = await check.run_checks(build_plan(file, None))
-    (found,) = [finding for finding in findings if "sandboxes" in finding.message]
-    assert found.grade == "wrong" and "cannot be reached" in found.message and "mtrl-gateway sandboxes" in found.remedy
+    (found,) = [finding for finding in findings if "sandboxes" in finding.text]
+    assert found.grade == "wrong" and "cannot be reached" in found.text and "mtrl-gateway sandboxes" in found.remedy
 
 
 @pytest.mark.parametrize(
