@@ -7,11 +7,13 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
 from trainer.ledger import Author, Entry, Ledger
@@ -372,6 +374,21 @@ def test_show_imports_no_model_and_no_progress_panels(tmp_path: Path) -> None:
         "trainer.view.panel",
     )
     assert imported_for("trainer.cli", ["show", str(tmp_path)], late) == []
+
+
+def test_a_gateway_that_listens_has_loaded_no_library_of_models(tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text("tools: []")
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--tools", str(tmp_path / "tools.yaml"), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        with_timeout = threading.Timer(120, process.kill)
+        with_timeout.start()
+        line = process.stdout.readline()
+        loaded = " ".join(each.path for each in psutil.Process(process.pid).memory_maps()) if line else ""
+        with_timeout.cancel()
+        process.kill()
+    assert "http://" in line and "pydantic_core" in loaded, line
+    assert [each for each in ("aiohttp", "numpy", "tokenizers", "torch") if f"/{each}/" in loaded] == []
 
 
 def imported_for(module: str, arguments: list[str], names: tuple[str, ...]) -> list[str]:
