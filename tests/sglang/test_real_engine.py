@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import anyio
 import pytest
 from transformers import PreTrainedModel
 
+from tests.sglang.conftest import OPTIONS, started
 from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of, written_on
 from tests.trainer.policy.tiny_policies import pack_sequences
 from trainer.algorithms.settings import ReferenceSettings
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync.base import RoundedBuckets, untied_tensors
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.reference import ServedReference
 
@@ -75,6 +78,23 @@ async def test_weights_arrive_by_every_transfer_and_can_be_restored(
     assert second.ids != first.ids and third.ids == first.ids
     assert (first.version, second.version, third.version) == (0, 1, 2)
     assert third.cached_tokens == 0
+
+
+async def test_bfloat16_server_is_sent_what_it_would_have_rounded(
+    model: Path, policy: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = [value for _, value in untied_tensors(policy.state_dict())]
+    rounded = sum(value.nbytes // (2 if value.dim() > 1 else 1) for value in sent)
+    async with (
+        started(model, tmp_path, replace(OPTIONS, extra=("--dtype", "bfloat16"))) as server,
+        opened(server, policy=policy) as engine,
+    ):
+        assert engine.published_bytes == rounded and engine.agreement is not None
+        difference = engine.agreement.max_difference
+        monkeypatch.setattr(RoundedBuckets, "_round", lambda _, value: value)
+        await engine.publish(policy.state_dict(), 1)
+        assert engine.published_bytes == sum(value.nbytes for value in sent)
+        assert engine.agreement.max_difference == difference > AGREE
 
 
 async def test_weights_that_differ_from_the_trainers_end_the_run(
