@@ -10,7 +10,7 @@ import torch
 
 from tests.trainer.algorithms import reference_loops
 from tests.trainer.algorithms.reference_loops import ListBatch, step_totals
-from trainer.algorithms.loss import compute_importance_weights, compute_loss, measure_mismatch
+from trainer.algorithms.loss import compute_importance_weights, compute_loss, measure_mismatch, read_losses
 from trainer.algorithms.packing import TopLogprobs
 from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
 
@@ -77,10 +77,10 @@ def test_loss_is_weighted_by_token_and_reported() -> None:
     weights_T = compute_importance_weights(batch, settings)
     (gradient,) = torch.autograd.grad(plain.value, leaf)
     torch.testing.assert_close(torch.autograd.grad(corrected.value, leaf)[0], gradient * weights_T)
-    trained = batch.trained_T
-    assert corrected.metrics["mismatch/rejected"] == pytest.approx(float((weights_T[trained] == 0).double().mean()))
-    assert corrected.metrics["mismatch/factor"] == pytest.approx(float(weights_T[trained].mean()))
-    assert plain.metrics["mismatch/max"] == corrected.metrics["mismatch/max"] == measure_mismatch(batch).maximum
+    trained, (metrics, plain_metrics) = batch.trained_T, read_losses([corrected, plain])
+    assert metrics["mismatch/rejected"] == pytest.approx(float((weights_T[trained] == 0).double().mean()))
+    assert metrics["mismatch/factor"] == pytest.approx(float(weights_T[trained].mean()))
+    assert plain_metrics["mismatch/max"] == metrics["mismatch/max"] == measure_mismatch(batch).maximum
 
 
 @pytest.mark.parametrize(("off", "is_corrected"), [(0.0, False), (5e-4, False), (5e-3, True), (-5e-3, True)])
