@@ -120,5 +120,5 @@ def _kernel(kind: str, *key: object) -> Any:
     return torch.compile(own, fullgraph=True, dynamic=False)
 
 
-def _attend(*placed: Tensor, **options: Any) -> Any:
-    return flex_attention(*placed, **options)  # type: ignore[arg-type]
+def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    return flex_attention(query, key, value, **options)
