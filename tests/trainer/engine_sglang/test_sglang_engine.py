@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -99,23 +97,6 @@ async def test_turns_of_a_lost_server_move_and_it_returns_with_the_weights() -> 
     assert first.weights[NAME].equal(weights(2)[NAME]) and first.version == "2"
 
 
-async def test_turns_wait_for_the_only_server() -> None:
-    fake, ended = Fake(), []
-    async with opened(fake, finds=reads(weights(1))) as engine, anyio.create_task_group() as tasks:
-        await engine.publish(weights(1), 1)
-        fake.break_down()
-
-        async def write(key: str) -> None:
-            ended.append(await engine.generate(IDS, Sampling(max_tokens=3), key=key))
-
-        for key in ("a", "b"):
-            tasks.start_soon(write, key)
-        await wait_until(lambda: not engine.replicas[0].up)
-        fake.start_anew()
-        await wait_until(lambda: len(ended) == 2)
-    assert [one.version for one in ended] == [1, 1] and fake.weights[NAME].equal(weights(1)[NAME])
-
-
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
@@ -188,12 +169,6 @@ async def test_logprobs_of_another_temperature_are_refused() -> None:
         assert len((await engine.generate(IDS, Sampling(max_tokens=1))).ids) == 1
         with pytest.raises(EngineError, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
             await engine.generate(IDS, replace(Sampling(), temperature=0.7))
-
-
-def test_trainer_never_imports_sglang() -> None:
-    code = "import sys, trainer.engine.sglang.sglang_engine; print('sglang' in sys.modules, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["False", "True"]
 
 
 def test_non_finite_numbers_are_never_sent() -> None:

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from torch import Tensor
 
 from tests.trainer.engine_sglang.engine_harness import opened, serving
-from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, VOCABULARY, Fake, reads, weights
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.waiting import wait_until
 from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.sglang import replica as replicas
@@ -85,24 +85,6 @@ async def test_turn_that_starts_during_a_publish_uses_the_new_weights(in_place: 
                 way.go.set()
     assert ended[0].versions == (1, 1, 1)
     assert fake.bodies("/generate")[-1]["extra_key"].endswith(" 1")
-
-
-async def test_resumed_turn_does_not_reuse_the_kv_cache_of_old_weights() -> None:
-    """An id that was taken back is drawn anew by another request, which says which weights it is for."""
-    fake, half = Fake(hold_at=2), tuple(range(0, VOCABULARY, 2))
-
-    def keys() -> list[str]:
-        return [body["extra_key"] for body in fake.bodies("/generate") if body.get("extra_key")]
-
-    async with opened(fake, in_place=True) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=60, banned_ids=half))
-        await wait_until(lambda: fake.held)
-        before = keys()
-        await engine.publish(weights(1), 3)
-        fake.hold_at = None
-        fake.released.set()
-    after = keys()[len(before) :]
-    assert all(key.endswith(" -1") for key in before) and after and all(key.endswith(" 3") for key in after)
 
 
 async def test_waiting_turns_continue_on_the_first_recovered_server(monkeypatch: pytest.MonkeyPatch) -> None:
