@@ -40,17 +40,6 @@ async def test_policy_reads_tool_images_and_trains_on_them(kind: Path) -> None:
     assert any("visual" in name for name in moved) and any("language_model" in name for name in moved)
 
 
-async def test_ledger_has_the_image_ids_that_the_engine_read(sees: Path) -> None:
-    template = Template.load(sees)
-    assert template.image_processor is not None
-    [rollout] = await play(sees, PICTURES, template=template)
-    ledger, image = rollout.ledger, template.image_processor.family.image_id
-    begin, end = (template.tokenizer.control_ids[f"<|vision_{side}|>"] for side in ("start", "end"))
-    assert [ledger.ids[place.start - 1 : place.stop + 1] for place in ledger.media_spans] == [(begin, image, end)] * 2
-    assert [place.stop - place.start for place in ledger.expanded.media_spans] == [4, 3]
-    assert not any(image in turn.ids for turn in ledger.turns)
-
-
 async def test_tool_images_are_rendered_as_the_template_renders_them(sees: Path) -> None:
     template = Template.load(sees)
     turns = [
