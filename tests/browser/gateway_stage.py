@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
-from tests.browser.page import NARROW, Page
+from tests.browser.page import Page
 from tests.browser.views import Stage, View
 from tests.live_server import live_server
 
@@ -135,8 +135,5 @@ GATEWAY = Stage(
         View("gateway-server", _show_server),
         View("gateway-server-down", _show_down_server),
         View("gateway-calls", _show_calls),
-        View("gateway-narrow", _show_tool_result, size=NARROW),
-        View("gateway-server-narrow", _show_server, size=NARROW),
-        View("gateway-tools-narrow", _show_tools, size=NARROW),
     ),
 )
