@@ -189,29 +189,6 @@ def test_serve_reloads_changed_files_and_ignores_invalid_ones(place: Path) -> No
         assert answer["messages"][0]["content"] == "A"
 
 
-def test_recorded_session_is_replayed_without_the_tools(place: Path) -> None:
-    calls = [
-        {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for name, arguments in (("count", "{}"), ("pid", "{}"), ("picture", "{}"))
-    ]
-
-    def talk(server: ServeProcess) -> Any:
-        opened = server.ask("/v1/sessions", {"task_id": "t"})
-        return server.ask(f"/v1/sessions/{opened['id']}/calls", {"tool_calls": calls})
-
-    with start_serve(place, "--record", "tape") as server:
-        before = talk(server)
-    assert [result["outcome"] for result in before["results"]] == ["ok"] * 3
-    for file in ("mcp_servers.json", "tool_configs/words_mod.py"):
-        (place / file).unlink()
-    with start_serve(place, "--replay", "tape") as server:
-        server.process.send_signal(signal.SIGHUP)
-        assert talk(server) == before
-        opened = server.ask("/v1/sessions", {"task_id": "t"})
-        refused = server.ask(f"/v1/sessions/{opened['id']}/calls", {"tool_calls": calls[:1]})
-        assert refused["error"]["type"] == "not_recorded" and "count({})" in refused["error"]["message"]
-
-
 def test_logs_are_json_lines_with_time_and_level() -> None:
     """Also of exceptions and of several lines."""
     code = (
