@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import gpu, gpu_flops
-from tests.trainer.policy.tiny_policies import tiny_model
 from trainer.algorithms.packing import BatchRow
-from trainer.policy.policy import Policy
-from trainer.policy.settings import UpdateSettings
 
 
 @pytest.fixture
@@ -58,11 +55,3 @@ def test_shared_prefixes_are_counted_once_and_logits_only_for_trained_tokens() -
     assert gpu_flops.count_computed(rows, max_tokens=100, share_prefixes=True) == (5, 2)
     assert gpu_flops.count_computed(rows, max_tokens=4, share_prefixes=True) == (7, 3), "not between micro-batches"
     assert gpu_flops.count_computed(rows, max_tokens=100, share_prefixes=False) == (7, 7)
-
-
-def test_an_update_takes_six_flops_per_multiplying_weight_and_token() -> None:
-    network = tiny_model(tie_word_embeddings=True)
-    policy = Policy(network, UpdateSettings())
-    table, total = network.get_input_embeddings().weight.numel(), sum(weight.numel() for weight in network.parameters())
-    assert gpu_flops.update_flops(policy, 10, 10) == 6 * 10 * total
-    assert gpu_flops.update_flops(policy, 10, 1) == 6 * (10 * (total - table) + table)

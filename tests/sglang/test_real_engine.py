@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 from transformers import PreTrainedModel
 
-from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of, written_on
+from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of
 from tests.trainer.policy.tiny_policies import pack_sequences
 from trainer.algorithms.settings import ReferenceSettings
-from trainer.engine.base import EngineError, Sampling
+from trainer.engine.base import Sampling
 from trainer.engine.sglang.server_process import ServerProcess
-from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.reference import ServedReference
 
@@ -77,16 +75,6 @@ async def test_weights_arrive_by_every_transfer_and_can_be_restored(
     assert third.cached_tokens == 0
 
 
-async def test_weights_that_differ_from_the_trainers_end_the_run(
-    server: ServerProcess, policy: PreTrainedModel
-) -> None:
-    async with opened(server, policy=policy) as engine:
-        other = {name: value.clone() for name, value in policy.state_dict().items()}
-        moved(policy)
-        with pytest.raises(EngineError, match="has other weights than were published"):
-            await engine.publish(other, 1)
-
-
 async def test_most_likely_tokens_of_a_served_teacher_are_the_models(
     server: ServerProcess, policy: PreTrainedModel
 ) -> None:
@@ -98,24 +86,6 @@ async def test_most_likely_tokens_of_a_served_teacher_are_the_models(
     local = LogprobReader(policy, 1024).compute_top_logprobs(*inputs)
     assert (served.logprobs_TK - local.logprobs_TK).abs().max() <= AGREE
     assert (served.ids_TK == local.ids_TK).float().mean() > 0.9  # Equally likely ones may change places.
-
-
-async def test_closed_connection_frees_its_slot(server: ServerProcess, policy: PreTrainedModel) -> None:
-    async with opened(server, policy=policy) as engine:
-        async with anyio.create_task_group() as tasks:
-            one = Sampling(max_tokens=440, temperature=0, banned_ids=(EOS,))  # Of one request: nothing is taken back.
-            tasks.start_soon(partial(engine.generate, PROMPT, one, key="left"))
-            await written_on(engine, 1)
-            assert await running(engine) == 1
-            tasks.cancel_scope.cancel()
-        with anyio.fail_after(300):
-            while await running(engine):  # noqa: ASYNC110 - it happens at the server
-                await anyio.sleep(0.05)
-
-
-async def running(engine: SGLangEngine) -> int:
-    (load,) = (await engine.replicas[0].client.get("/v1/loads"))["loads"]
-    return int(load["num_running_reqs"])
 
 
 async def test_default_job_learns_on_sglang(server: ServerProcess, tmp_path: Path) -> None:

@@ -35,21 +35,6 @@ anyio.run(main)
 """
 
 
-async def test_batched_sequences_equal_single_ones(server: ServerProcess) -> None:
-    prompts = [PROMPT[: 4 + place % 20] for place in range(64)]
-    answers: list[Any] = [None] * len(prompts)
-
-    async def ask(place: int) -> None:
-        answers[place] = await generated(server, prompts[place], 16, temperature=0.0)
-
-    async with anyio.create_task_group() as tasks:
-        for place in range(len(prompts)):
-            tasks.start_soon(ask, place)
-    alone = {tuple(prompt): await generated(server, prompt, 16, temperature=0.0) for prompt in prompts[:20]}
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer["output_ids"] == alone[tuple(prompt)]["output_ids"]
-
-
 async def test_idle_server_uses_no_cpu(server: ServerProcess) -> None:
     assert server.pid is not None
     await generated(server, PROMPT, 1, temperature=0.0)

@@ -39,15 +39,6 @@ async def test_requests_ask_for_ids_and_logprobs_of_sampled_ids_only() -> None:
     assert body["rid"].startswith("0-0/t/1#")
 
 
-async def test_logprobs_are_those_of_the_temperature() -> None:
-    fake = Fake()
-    async with opened(fake) as engine:
-        written = await engine.generate(IDS, Sampling(max_tokens=30, temperature=2.0))
-    assert len(written.ids) == len(written.logprobs) == 30 and written.finish_reason == "length"
-    ours = reads({NAME: fake.weights[NAME] / 2.0})((IDS[-1], *written.ids))
-    assert written.logprobs == pytest.approx(ours, abs=1e-6)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_banned_ids_are_never_sampled_and_do_not_change_logprobs(temperature: float) -> None:
     fake, barred = Fake(), tuple(range(0, 40, 2))
