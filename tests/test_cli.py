@@ -54,20 +54,17 @@ class ServeProcess:
     def ask(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            return json.load(error)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return json.load(answer)
 
     def names(self) -> list[str]:
         return [tool["function"]["name"] for tool in self.ask("/v1/tools")["data"]]
 
 
 @contextmanager
-def start_serve(place: Path, *words: str) -> Iterator[ServeProcess]:
+def start_serve(place: Path) -> Iterator[ServeProcess]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", "--wait", "all", *words],
+        [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", "--wait", "all"],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
         stdout=subprocess.PIPE,
@@ -152,25 +149,11 @@ def test_check_names_the_failing_server_with_reason_and_remedy(place: Path) -> N
     assert "1 to fix" in printed
 
 
-EVERY_COMMAND = (["list"], ["check"], ["call", "shout"], ["serve"], ["stdio"])
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "words", "commands"),
-    [
-        ("tool_configs/words.yaml", "tools: [", "words.yaml", EVERY_COMMAND),
-        ("tool_configs/words.yaml", "tools: [{function: words_mod:shout, timeout: 3}]", "timeout_s", (["list"],)),
-        ("mcp_servers.json", "{", "mcp_servers.json", (["list"],)),
-        ("mcp_servers.json", '{"mcpServers": {"a": {"command": "${NO_SUCH_ONE}"}}}', "NO_SUCH_ONE", (["list"],)),
-    ],
-)
-def test_config_error_is_printed_without_traceback(
-    place: Path, file: str, text: str, words: str, commands: tuple[list[str], ...]
-) -> None:
-    (place / file).write_text(text)
-    for command in commands:
+def test_config_error_is_printed_without_traceback(place: Path) -> None:
+    (place / "tool_configs/words.yaml").write_text("tools: [")
+    for command in (["list"], ["check"], ["call", "shout"], ["serve"], ["stdio"]):
         output = run(place, *command, code=2).stderr
-        assert words in output and "Traceback" not in output
+        assert "words.yaml" in output and "Traceback" not in output
 
 
 def test_serve_reloads_changed_files_and_ignores_invalid_ones(place: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gpu, gpu_flops
-from trainer.algorithms.packing import BatchRow
+from bench import gpu
 
 
 @pytest.fixture
@@ -43,15 +42,3 @@ async def test_a_part_that_fails_hangs_or_is_cut_off_costs_no_figure_that_was_to
     assert bench.failed == ["raises", "hangs"]
     failed = {line["part"]: line["failed"] for line in lines if "failed" in line}
     assert "no kernel image" in failed["raises"] and "ended after its 5 s" in failed["hangs"]
-
-
-def make_row(ids: list[int], shared: int = 2) -> BatchRow:
-    mask = [index >= shared for index in range(len(ids))]
-    return BatchRow("row", ids, mask, [0.0] * len(ids), [1.0] * len(ids), [float(is_trained) for is_trained in mask])
-
-
-def test_shared_prefixes_are_counted_once_and_logits_only_for_trained_tokens() -> None:
-    rows = [make_row([7, 7, 1]), make_row([7, 7, 2, 2])]
-    assert gpu_flops.count_computed(rows, max_tokens=100, share_prefixes=True) == (5, 2)
-    assert gpu_flops.count_computed(rows, max_tokens=4, share_prefixes=True) == (7, 3), "not between micro-batches"
-    assert gpu_flops.count_computed(rows, max_tokens=100, share_prefixes=False) == (7, 7)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from dataclasses import replace
 from functools import cache, partial
@@ -17,7 +16,6 @@ import pytest
 from rich.console import Console
 
 import trainer.train.job
-from gateway.types import Context, Task, Text, ToolCall
 from mtrl_plugins.demo.problem import Split
 from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.native_tools import native_tools
@@ -25,12 +23,12 @@ from tests.trainer.policy_scripts import encode_turns, render_calls
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.rollout.settings import BaseRolloutSettings
-from trainer.setup import load_template, make_gateway
+from trainer.setup import load_template
 from trainer.storage.rollout_file import Rollouts
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from real_job import HELD_OUT_SEED, JOB, RealJob, Size, format_table, read_run_cost
-from word_problems import KINDS, WordProblem, draw_examples, draw_problems
+from word_problems import WordProblem, draw_examples, draw_problems
 
 SMALL = Size(held_out=6, training=24, sampled=12, start_epochs=1, start_batch=4, steps=2, prompts=3, n=4)
 
@@ -106,13 +104,3 @@ def test_whole_job_in_small_makes_each_part_once(
     text = io.StringIO()
     Console(file=text, width=200).print(format_table(parts, SMALL, 0))
     assert f"after SFT on {successes} own successes" in text.getvalue() and "after 2 steps of GRPO" in text.getvalue()
-
-
-async def test_perfect_policy_solves_each_kind_by_its_tools(anyio_backend: str) -> None:
-    async with make_gateway(BaseRolloutSettings(tools=JOB["tools"])) as gateway:
-        for problem in some(HELD_OUT_SEED, "held_out", len(KINDS)):
-            create = {"look_up": {"facts": dict(problem.facts)}}
-            async with gateway.open(Task("one", ("look_up", "calculate"), create)) as session:
-                for call in problem.calls:
-                    result = await session.call(ToolCall("1", call.tool, json.dumps(dict(call.arguments))), Context())
-                    assert result.parts == (Text(str(call.result)),)

@@ -20,7 +20,6 @@ from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.host_copies import ALIGNMENT, HostCopies
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
-from trainer.engine.sglang.weight_sync.flat_bucket import flatten_bucket
 from trainer.engine.sglang.weight_sync.verify import check_agreement
 
 
@@ -143,15 +142,6 @@ def test_tensors_share_blocks_of_a_power_of_two(kinds: list[tuple[torch.dtype, i
     assert all(size.bit_count() == 1 for size in sizes.values())
     wanted = sum(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors.values())
     assert sum(sizes.values()) <= max(2 * wanted + max(sizes.values(), default=0), 2 * ALIGNMENT)
-
-
-def test_flat_bucket_has_each_tensor_at_a_multiple_of_its_width() -> None:
-    part = {"a": torch.randn(3).bfloat16(), "b": torch.randn(2, 3), "c": torch.randn(3, 2).t()}
-    flat = flatten_bucket([*part.items()])
-    assert {place.name for place in flat.parts} == {*part}
-    for place in flat.parts:
-        there = flat.data[place.start_idx : place.end_idx].view(place.dtype).reshape(place.shape)
-        assert there.equal(part[place.name])
 
 
 @pytest.mark.parametrize(

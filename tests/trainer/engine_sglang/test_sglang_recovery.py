@@ -19,8 +19,6 @@ from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
-EXTERNAL_RECOVERY_S = replica.EXTERNAL_RECOVERY_S
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:

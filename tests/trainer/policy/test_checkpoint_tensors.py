@@ -16,7 +16,7 @@ from tests.trainer.policy.tiny_policies import SIZES
 from tests.trainer.vision.vision_models import KINDS, seeing_model
 from trainer.engine.sglang.weight_sync.base import untied_tensors
 from trainer.policy.policy import Policy
-from trainer.policy.settings import LoraSettings, UpdateSettings
+from trainer.policy.settings import UpdateSettings
 from trainer.policy.shards import IndexUnpickler
 
 TEXT_CONFIG = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
@@ -48,22 +48,6 @@ def test_tensors_of_text_models(kind: str, tied: bool, tmp_path: Path) -> None:
     config = AutoConfig.for_model(kind, **sizes, tie_word_embeddings=tied)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     assert_equals_saved(Policy.load(tmp_path / "model", UpdateSettings()), tmp_path / "saved")
-
-
-def test_adapters_are_merged_into_the_tensors_of_their_layers(tmp_path: Path) -> None:
-    folder = seeing_model(tmp_path / "model")
-    policy = Policy.load(folder, UpdateSettings(lora=LoraSettings()))
-    with torch.no_grad():
-        for name, weight in policy.model.named_parameters():
-            if "lora_B" in name and "q_proj" in name:
-                weight.fill_(0.1)
-    tensors, saved = (
-        policy.checkpoint_tensors(dict(untied_tensors(policy.weights))),
-        load_file(folder / "model.safetensors"),
-    )
-    assert {*tensors} == {*saved}
-    changed = {name for name in saved if not tensors[name].allclose(saved[name])}
-    assert changed == {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)}
 
 
 class ByName:

@@ -86,6 +86,7 @@ def test_packed_rows_have_the_gradient_of_single_rows(kind: Path) -> None:
     eyes = ImageProcessor.load(kind)
     assert eyes is not None
     batch = batch_of(eyes)
+    assert [one.data for one in batch.images] == [ONE.data, TWO.data]
     found: list[Tensor] = []
     for alone in (False, True):
         policy = policy_of(kind)
