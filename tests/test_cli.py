@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
 import threading
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,73 +25,46 @@ def place(tmp_path: Path) -> Path:
     return make_place(tmp_path)
 
 
-class ServeProcess:
-    """A running `serve` process; threads read its output, so that every wait has a timeout."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: queue.Queue[str] = queue.Queue()
-        for stream in (process.stdout, process.stderr):
-            threading.Thread(target=self._read, args=(stream,), daemon=True).start()
-        self.url = self.until(r"(http://127\.0\.0\.1:\d+)")
-
-    def _read(self, stream: Any) -> None:
-        for line in stream:
-            self.lines.put(line)
-
-    def until(self, pattern: str) -> str:
-        lines = []
-        while True:
-            try:
-                lines.append(self.lines.get(timeout=TIMEOUT_S))
-            except queue.Empty:
-                raise AssertionError(f"{pattern} never came; seen: {''.join(lines)}") from None
-            if match := re.search(pattern, lines[-1]):
-                return match[match.lastindex or 0]
-
-    def ask(self, path: str, body: Any = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return json.load(answer)
-
-    def names(self) -> list[str]:
-        return [tool["function"]["name"] for tool in self.ask("/v1/tools")["data"]]
-
-
 @contextmanager
-def start_serve(place: Path) -> Iterator[ServeProcess]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", "--wait", "all"],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield ServeProcess(process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == 0
-    finally:
-        process.kill()
-        process.wait(TIMEOUT_S)
-        for stream in (process.stdout, process.stderr):
-            assert stream is not None
-            stream.close()
+def start_serve(place: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[str], str]]]:
+    """A running `serve` process, and a function that waits for a line of its output."""
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", "--wait", "all"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, cwd=place, env=environment, stdout=pipe, stderr=both, text=True) as process:
+        watchdog = threading.Timer(TIMEOUT_S, process.kill)
+        watchdog.start()
+
+        def until(pattern: str) -> str:
+            assert process.stdout is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if match := re.search(pattern, line):
+                    return match[match.lastindex or 0]
+            raise AssertionError(f"{pattern} never came; seen: {''.join(lines)}")
+
+        try:
+            yield process, until
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 0
+        finally:
+            watchdog.cancel()
+            process.kill()
 
 
-def test_list_shows_every_tool_and_its_json_schema(place: Path) -> None:
-    table = run(place, "list").stdout
-    assert "shout" in table and "Says it louder." in table and "echo" in table and "mcp server 'odd'" in table
+def ask(url: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        return json.load(answer)
+
+
+def test_list_shows_every_tool_with_its_json_schema(place: Path) -> None:
     listed = json.loads(run(place, "list", "--json").stdout)
     (shout,) = [tool for tool in listed["data"] if tool["function"]["name"] == "shout"]
     assert listed["object"] == "list" and shout["type"] == "function"
     assert shout["function"]["parameters"]["required"] == ["text"]
-
-
-def plain_lines(output: str) -> dict[str, list[str]]:
-    return {line.split("\t")[0]: line.split("\t")[1:] for line in output.splitlines()}
 
 
 def test_list_in_a_pipe_has_one_tool_a_line_with_tabs_between_its_fields(place: Path) -> None:
@@ -101,7 +72,8 @@ def test_list_in_a_pipe_has_one_tool_a_line_with_tabs_between_its_fields(place: 
     (place / "tool_configs/words_mod.py").write_text(WORDS_MODULE + words)
     (place / "tool_configs/words.yaml").write_text(TOOLS + "  - function: words_mod:long\n")
     for options in (["list"], ["list", "--plain"]):
-        listed = plain_lines(run(place, *options).stdout)
+        lines = [line.split("\t") for line in run(place, *options).stdout.splitlines()]
+        listed = {name: fields for name, *fields in lines}
         assert {len(fields) for fields in listed.values()} == {4}
         assert listed["shout"] == ["policy", "{text: string}", "Says it louder.", "tool_configs/words.yaml tools[0]"]
         assert listed["long"][2].endswith("Says much. after a tab") and listed["echo"][3] == "mcp server 'odd'"
@@ -158,17 +130,22 @@ def test_config_error_is_printed_without_traceback(place: Path) -> None:
 
 def test_serve_reloads_changed_files_and_ignores_invalid_ones(place: Path) -> None:
     yaml = place / "tool_configs" / "words.yaml"
-    with start_serve(place) as server:
-        session = server.ask("/v1/sessions", {"tools": ["shout"]})["id"]
+    with start_serve(place) as (process, until):
+        url = until(r"(http://127\.0\.0\.1:\d+)") + "/v1"
+
+        def names() -> list[str]:
+            return [tool["function"]["name"] for tool in ask(f"{url}/tools")["data"]]
+
+        session = ask(f"{url}/sessions", {"tools": ["shout"]})["id"]
         yaml.write_text(TOOLS.replace("words_mod:spell", "words_mod:shout\n    name: scream"))
-        server.until("reloaded the configuration")
-        assert "scream" in server.names() and "spell" not in server.names()
+        until("reloaded the configuration")
+        assert "scream" in names() and "spell" not in names()
         yaml.write_text("tools: [")
-        server.process.send_signal(signal.SIGHUP)
-        server.until("the new configuration is invalid, so the old one stays in use")
-        assert "scream" in server.names()
+        process.send_signal(signal.SIGHUP)
+        until("the new configuration is invalid, so the old one stays in use")
+        assert "scream" in names()
         calls = [{"id": "1", "type": "function", "function": {"name": "shout", "arguments": '{"text": "a"}'}}]
-        answer = server.ask(f"/v1/sessions/{session}/calls", {"tool_calls": calls})
+        answer = ask(f"{url}/sessions/{session}/calls", {"tool_calls": calls})
         assert answer["messages"][0]["content"] == "A"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +11,10 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.http.settings import Settings
+from tests.browser.gateway_stage import post_json
 from tests.browser.page import Page
 from tests.browser.sample_gateway import HOSTILE, REMEDY, BlockingTool, sample_gateway
 from tests.live_server import LiveServer, live_server
-from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +26,6 @@ def slow() -> BlockingTool:
 def server(slow: BlockingTool) -> Iterator[LiveServer]:
     with live_server(lambda: sample_gateway(slow), Settings(port=0)) as served:
         yield served
-
-
-def post_json(url: str, body: Any) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-        return json.load(answer)
 
 
 def make_calls(server: LiveServer, *calls: tuple[str, Any], task: str = "task-7") -> str:

@@ -97,15 +97,10 @@ def test_curves_of_equal_colour_have_different_dashes(page: Page, url: str) -> N
     assert len(set(page.js(looks))) == 36
 
 
-def choose(page: Page, control: str, value: str) -> None:
-    page.js(f"document.querySelector('{control}').value = '{value}'")
-    page.js(f"document.querySelector('{control}').dispatchEvent(new Event('change'))")
-
-
 def test_a_chart_of_any_metric_is_added_and_removed(page: Page, url: str) -> None:
     page.open(url)
     page.until("document.querySelectorAll('#metric option').length > 20")
-    choose(page, "#metric", "update/grad_norm")
+    page.choose("#metric", "update/grad_norm")
     page.sees("update/grad_norm", ".chart h3")
     page.click("button[aria-label='Remove update/grad_norm']")
     page.until("!document.querySelector('.charts').textContent.includes('update/grad_norm')")
@@ -115,7 +110,7 @@ def test_charts_go_by_tokens_or_time_and_still_open_the_step(page: Page, url: st
     page.open(url)
     page.until("document.querySelectorAll('.chart path').length > 12")
     for along, unit in (("tokens", "2,000 tokens"), ("time", " s")):
-        choose(page, "#along", along)
+        page.choose("#along", along)
         page.js("document.querySelector('.plot').focus()")
         for _ in range(3):
             page.press("ArrowRight")
