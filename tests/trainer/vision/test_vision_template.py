@@ -114,18 +114,8 @@ def test_family_without_a_tool_template_gets_the_shipped_one(kind: str, tmp_path
 
 
 def test_text_model_reads_that_an_image_was_omitted() -> None:
-    laid = make_template(HERMES).prepare_media(
-        [
-            *SHOWN,
-            {
-                "role": "user",
-                "content": [
-                    text("hear"),
-                    {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
-                ],
-            },
-        ]
-    )
+    heard = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+    laid = make_template(HERMES).prepare_media([*SHOWN, {"role": "user", "content": [text("hear"), heard]}])
     note = "[image left out: this model reads text alone]"
     assert [row["content"] for row in laid.messages] == [
         f"x\n{note}\ny",
