@@ -168,6 +168,29 @@ async def test_unused_session_expires() -> None:
         assert session.closed and not gateway.sessions
 
 
+async def test_closing_a_session_cancels_a_call_whose_arguments_are_still_checked() -> None:
+    calls, results = list[str](), list[ToolResult]()
+
+    async def note(text: str) -> str:
+        """Notes a text."""
+        calls.append(text)
+        return text
+
+    async with Gateway([source(note)]) as gateway:
+        session = await gateway.begin(Task())
+
+        async def run() -> None:
+            results.append(await session.call(call("note", text="a" * 70_000)))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                await anyio.wait_all_tasks_blocked()
+                assert session.running and not results, "the check runs in a child process"
+                await session.close()
+    assert [result.outcome for result in results] == [Outcome.CANCELLED] and not calls
+
+
 class HangingFilter(MediaFilter):
     async def __call__(self, result: ToolResult) -> ToolResult:
         await anyio.sleep_forever()

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from gateway.config.load_object import load_object
-from gateway.errors import ConfigErrors
+from gateway.errors import ConfigError, ConfigErrors
 from gateway.gateway import Gateway
-from gateway.types import Image, Outcome, Text, ToolCall
+from gateway.types import Image, Outcome, Text, ToolCall, Video
 from gateway.types import Task as Asked
 from mtrl_plugins.scripts.translate import translate
 from mtrl_plugins.swift.schedulers import MultiTurnScheduler
@@ -97,12 +97,73 @@ def test_rollout_section_of_the_note_is_read_and_missing_schema_reported(write: 
     assert "list the tools in a YAML file named by `multi_turn.tool_config_path`" in told
 
 
+NAMED = """
+defaults:
+  - ppo_trainer
+  - _self_
+data:
+  max_prompt_length: 1024
+  max_response_length: 1024
+  return_raw_chat: True
+  train_files: rows.jsonl
+actor_rollout_ref:
+  hybrid_engine: True
+  model: {path: models/any}
+  rollout:
+    n: 8
+    multi_turn: {enable: True, max_user_turns: 5}
+"""
+COMMAND = r"""
+export VERL_LOGGING_LEVEL=DEBUG
+CONFIG_PATH="$PWD/config"
+PROJECT_DIR="$PWD"
+
+python3 -m verl.trainer.main_ppo \\
+    --config-path="$CONFIG_PATH" \\
+    --config-name='gsm8k_multiturn_grpo_w_interaction' \\
+    algorithm.adv_estimator=grpo \\
+    data.train_batch_size=512 \\
+    data.max_response_length=$((1024 * 3)) \\
+    actor_rollout_ref.rollout.name=sglang \\
+    actor_rollout_ref.rollout.multi_turn.interaction_config_path="$PROJECT_DIR/config/interaction.yaml" \\
+    trainer.total_epochs=15
+"""
+
+
+@pytest.mark.parametrize("goes_on", ["\\\\", "\\"], ids=["as printed", "as meant"])
+def test_training_command_becomes_run_file(goes_on: str, write: Write, tmp_path: Path) -> None:
+    write("train.sh", COMMAND.replace("\\\\", goes_on))
+    write("config/gsm8k_multiturn_grpo_w_interaction.yaml", NAMED)
+    write("rows.jsonl", '{"prompt": "2 + 2?", "data_source": "openai/gsm8k"}\n' * 1024)
+    found = TrainSettings.model_validate(translate(read_command(["train.sh"]), VERL_TABLE).settings)
+    assert (found.algorithm.name, found.prompts, found.n) == ("grpo", 512, 8)
+    assert found.tools == (str(tmp_path / "config/interaction.yaml"),)
+    assert found.steps == 15 * 2, "fifteen epochs of two batches"
+    assert (found.limits.assistant_turns, found.limits.rollout_tokens) == (6, 1024 + 3072)
+
+
 OURS = "verl.interactions.gsm8k_interaction.Gsm8kInteraction"
 SEVERAL = f"""
 interaction:
   - {{class_name: verl.interactions.base.BaseInteraction, name: other}}
   - {{class_name: {OURS}}}
 """
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ("{class_name: json.Nobody}", "has no 'Nobody'"),
+        ("{class_name: nowhere.Interaction}", "no module 'nowhere'"),
+        (f"{{class_name: {OURS}}}, {{class_name: {OURS}}}", "two interactions are named 'gsm8k'"),
+    ],
+    ids=["class", "module", "same name"],
+)
+def test_configuration_error_is_reported_with_its_place(entries: str, told: str, write: Write) -> None:
+    write("conf/steps.yaml", f"interaction: [{entries}]")
+    with pytest.raises((ConfigError, ConfigErrors), match=told) as caught:
+        Gateway.load("conf", None)
+    assert "conf/steps.yaml" in str(caught.value) and "interaction[" in str(caught.value)
 
 
 async def test_row_without_name_uses_gsm8k(write: Write) -> None:
@@ -218,7 +279,7 @@ async def test_exactly_the_policys_tokens_of_the_conversation_are_trained(family
     trained = [token for ledger in rollout.ledgers for token, own in zip(ledger.ids, ledger.mask, strict=True) if own]
     assert trained == [token for turn in sampled for token in turn]
     assert "drift" not in rollout.infos or Cause.OTHER not in rollout.infos["drift"]
-    assert len(rollout.ledgers) == 1 or history != "full"
+    assert len(rollout.ledgers) == {"full": 1, "inference_template": {"qwen3": 2, "qwq": 3}[family]}[history]
 
 
 def test_template_that_removes_reasoning_is_reported() -> None:
@@ -243,7 +304,8 @@ class Gallery(BaseTool):
         return instance_id, ToolResponse(image=[Image.new("RGB", (56, 28), "red")], text="The gallery.")
 
     async def execute(self, instance_id, parameters, **kwargs):
-        return ToolResponse(image=[Image.new("RGB", (56, 28), "green")], text="A picture."), 0, {}
+        films = [[Image.new("RGB", (56, 56), color) for color in ("red", "blue")]]
+        return ToolResponse(image=[Image.new("RGB", (56, 28), "green")], video=films, text="A picture."), 0, {}
 """
 
 
@@ -254,6 +316,6 @@ async def test_what_create_shows_comes_with_the_first_result(write: Write) -> No
         async with Gateway.load("conf", None) as gateway, gateway.open() as session:
             first, second = [await session.call(ToolCall(id, "look", "{}")) for id in ("1", "2")]
     assert first.outcome is second.outcome is Outcome.OK
-    assert [type(part) for part in second.parts] == [Image, Text] and second.text == "A picture."
-    assert [type(part) for part in first.parts] == [Image, Text] * 2
+    assert [type(part) for part in second.parts] == [Image, Video, Text] and second.text == "A picture."
+    assert [type(part) for part in first.parts] == [Image, Text, Image, Video, Text]
     assert first.text.split("\n") == ["The gallery.", "A picture."]
