@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 from bench.agents import CALL
 from bench.agents import SMALL as SIZES
-
-BENCH = Path(__file__).parents[2] / "bench"
+from tests.bench.run_script import measure
 
 
 def test_turns_sessions_and_streams_are_measured_and_nothing_is_lost(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCH / "agents.py"), "--small", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "agents.json").read_text())
+    results = measure("agents", "--small", tmp_path)
     turns, sessions, streams = results["turns"], results["sessions"], results["first_byte"]
     assert (turns["turns"], turns["one_ledger"], list(turns["cpu_ms_at"])) == (SIZES.turns, True, ["10"])
     assert turns["tokens"] > SIZES.turns * len(CALL) and turns["cpu_ms"] > 0

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-BENCH = Path(__file__).parents[2] / "bench"
+from tests.bench.run_script import measure
+
 PEERS = ("fastmcp-native", "fastmcp-stdio", "fastmcp-http")
 """Measured only where they are installed."""
 
 
 def test_each_row_is_measured_beside_its_floor_and_every_call_returns_its_own_token(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCH / "gateway.py"), "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    rows = {row["key"]: row for row in json.loads((tmp_path / "gateway.json").read_text())["rows"]}
+    rows = {row["key"]: row for row in measure("gateway", "--quick", tmp_path)["rows"]}
     assert {"raw-stdio", "raw-http", "native", "stdio", "http", "front-http", "inside-thread", *PEERS} <= rows.keys()
     for key, row in rows.items():
         assert key in PEERS or not row["problem"], (key, row["problem"])

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 from tempfile import gettempdir
 
 import pytest
 
 from bench.sandbox import MANY, SMALL
-
-BENCH = Path(__file__).parents[2] / "bench"
+from tests.bench.run_script import measure
 
 
 def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    command = [sys.executable, str(BENCH / "sandbox.py"), "--small", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "sandbox.json").read_text())
+    results = measure("sandbox", "--small", tmp_path)
     for name in ("commands", "servers", "spares", "calls"):
         row = results[name]
         assert row["bare_ms"] > 0 and row["ratio"] == row["sandbox_ms"] / row["bare_ms"]

@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 
 import anyio
 import uvicorn
+from anyio.abc import TaskGroup
 from starlette.applications import Starlette
 
-from tests.trainer.engine_sglang.fake_sglang import Fake
+from tests.trainer.engine_sglang.fake_sglang import IDS, Fake
 from tests.waiting import wait_until
+from trainer.engine.base import Generation, Sampling
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 from trainer.engine.sglang.weight_sync.verify import LogprobFn, TrainerReference
@@ -61,3 +63,14 @@ async def opened(*fakes: Fake, finds: LogprobFn | None = None, **more: bool) -> 
     ):
         with anyio.fail_after(60):
             yield engine
+
+
+def start_turn(tasks: TaskGroup, engine: SGLangEngine, sampling: Sampling, key: str = "a") -> list[Generation]:
+    """Starts a turn; it is in the list once it has ended."""
+    ended: list[Generation] = []
+
+    async def run() -> None:
+        ended.append(await engine.generate(IDS, sampling, key=key))
+
+    tasks.start_soon(run)
+    return ended

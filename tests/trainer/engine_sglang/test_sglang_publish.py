@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
-from tests.trainer.engine_sglang.engine_harness import opened, serving
+from tests.trainer.engine_sglang.engine_harness import opened, serving, start_turn
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.waiting import wait_until
-from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.base import EngineError, Sampling
 from trainer.engine.host_copies import ALIGNMENT, HostCopies
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
@@ -71,12 +71,7 @@ async def test_refused_weights_end_the_run_and_generation_resumes() -> None:
 async def test_generation_continues_under_new_weights_with_versions_per_id() -> None:
     fake, new = Fake(hold_at=3), weights(1)
     async with opened(fake, finds=reads(new)) as engine, anyio.create_task_group() as tasks:
-        ended: list[Generation] = []
-
-        async def write() -> None:
-            ended.append(await engine.generate(IDS, Sampling(max_tokens=6), key="a"))
-
-        tasks.start_soon(write)
+        ended = start_turn(tasks, engine, Sampling(max_tokens=6))
         await wait_until(lambda: fake.held)
         await engine.publish(new, 7)
         fake.released.set()
@@ -89,12 +84,7 @@ async def test_versions_stay_with_their_ids_when_banned_ids_are_taken_back() -> 
     fake, new = Fake(hold_at=2), weights(1)
     wanted = int(new[NAME].softmax(-1).sum(0).argmax())
     async with opened(fake, finds=reads(new)) as engine, anyio.create_task_group() as tasks:
-        ended: list[Generation] = []
-
-        async def write() -> None:
-            ended.append(await engine.generate(IDS, Sampling(max_tokens=40, banned_ids=(wanted,)), key="a"))
-
-        tasks.start_soon(write)
+        ended = start_turn(tasks, engine, Sampling(max_tokens=40, banned_ids=(wanted,)))
         await wait_until(lambda: fake.held)
         await engine.publish(new, 3)
         fake.hold_at = None

@@ -11,10 +11,10 @@ import torch
 from anyio.lowlevel import checkpoint
 from torch import Tensor
 
-from tests.trainer.engine_sglang.engine_harness import opened, serving
+from tests.trainer.engine_sglang.engine_harness import opened, serving, start_turn
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.waiting import wait_until
-from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang import replica as replicas
 from trainer.engine.sglang.http_client import ConnectionBroken
 from trainer.engine.sglang.sglang_engine import SGLangEngine
@@ -67,18 +67,13 @@ class Slow(TensorSync):
 @pytest.mark.parametrize("in_place", [False, True])
 async def test_turn_that_starts_during_a_publish_uses_the_new_weights(in_place: bool) -> None:
     fake, way = Fake(), Slow()
-    ended: list[Generation] = []
-
-    async def write() -> None:
-        ended.append(await engine.generate(IDS, Sampling(max_tokens=3)))
-
     async with serving(fake) as urls, SGLangEngine(urls, way, in_place=in_place) as engine:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(engine.publish, weights(1), 1)
                 await way.sent.wait()
                 asked = len(fake.bodies("/generate"))
-                tasks.start_soon(write)
+                ended = start_turn(tasks, engine, Sampling(max_tokens=3))
                 for _ in range(20):
                     await checkpoint()
                 assert len(fake.bodies("/generate")) == asked
@@ -90,15 +85,10 @@ async def test_turn_that_starts_during_a_publish_uses_the_new_weights(in_place: 
 async def test_waiting_turns_continue_on_the_first_recovered_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "EXTERNAL_RECOVERY_S", 20.0)
     first, second = Fake(), Fake()
-    ended: list[Generation] = []
-
-    async def write() -> None:
-        ended.append(await engine.generate(IDS, Sampling(max_tokens=3)))
-
     async with opened(first, second) as engine, anyio.create_task_group() as tasks:
         first.break_down()
         second.break_down()
-        tasks.start_soon(write)
+        ended = start_turn(tasks, engine, Sampling(max_tokens=3))
         await wait_until(lambda: not any(replica.up for replica in engine.replicas))
         second.start_anew()
         await wait_until(lambda: ended)
@@ -108,11 +98,7 @@ async def test_waiting_turns_continue_on_the_first_recovered_server(monkeypatch:
 
 async def test_broken_connection_repeats_the_request_under_another_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server writes what it heard, is told to stop, and refuses to write again under the same name."""
-    fake, ended = Fake(hold_at=1), list[Generation]()
-
-    async def write() -> None:
-        ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
-
+    fake = Fake(hold_at=1)
     async with opened(fake) as engine, anyio.create_task_group() as tasks:
         client = engine.replicas[0].client
         post, broken = client.post, list[str]()
@@ -130,7 +116,7 @@ async def test_broken_connection_repeats_the_request_under_another_id(monkeypatc
 
         told = anyio.Event()
         monkeypatch.setattr(client, "post", breaks)
-        tasks.start_soon(write)
+        ended = start_turn(tasks, engine, Sampling(max_tokens=4))
         await wait_until(lambda: fake.writing == 2)
         assert told.is_set()
         fake.released.set()
