@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.types import ToolSpec
-from tests.plugins.agents.agent_harness import TEMPLATE, Requests, open_agents
-from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
+from tests.plugins.agents.agent_harness import ADD, CALL, TEMPLATE, USER, Requests, open_agents, tool_reply
 from trainer.rollout.loop import find_offered
 
 pytestmark = pytest.mark.anyio
@@ -44,20 +43,13 @@ async def test_instructions_follow_the_agents_system_prompt_in_every_request(cha
         assert len(agent.session.tree.ledgers()) == 1 and agent.session.tree.changed == {}
 
 
-async def test_chats_without_the_servers_tools_get_nothing() -> None:
-    async with open_agents(["A title.", "It is 7."]) as harness, harness.session() as plain:
+async def test_chats_without_the_servers_tools_get_nothing_and_an_agents_own_instructions_are_not_repeated() -> None:
+    async with open_agents(["A title.", "It is 7.", "Seven."]) as harness, harness.session() as plain:
         agent = with_instructions(plain)
-        other = replace_name(ADD, "read_file")
         await agent.chat([SYSTEM, USER])
-        await agent.chat([SYSTEM, USER], tools=[other])
-        assert not any(TEXT in prompt for prompt in sent(harness))
-
-
-async def test_instructions_that_the_agent_gives_itself_are_not_repeated() -> None:
-    async with open_agents(["It is 7."]) as harness, harness.session() as plain:
-        system = {"role": "system", "content": f"You are mine. Of a tool: {TEXT}"}
-        await with_instructions(plain).chat([system, USER], tools=[ADD])
-        assert sent(harness)[0].count(TEXT) == 1
+        await agent.chat([SYSTEM, USER], tools=[replace_name(ADD, "read_file")])
+        await agent.chat([{"role": "system", "content": f"You are mine. Of a tool: {TEXT}"}, USER], tools=[ADD])
+        assert [prompt.count(TEXT) for prompt in sent(harness)] == [0, 0, 1]
 
 
 async def test_response_that_names_the_one_before_has_them_once() -> None:

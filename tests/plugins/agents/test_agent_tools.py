@@ -12,7 +12,6 @@ from mcp.client.streamable_http import streamable_http_client
 
 from gateway.client import RemoteGateway
 from gateway.gateway import Gateway
-from gateway.session import AnyGateway
 from gateway.types import Text, ToolResult
 from mtrl_plugins.agents.agent_runner import AgentHandle
 from tests.live_server import live_server_async
@@ -68,21 +67,14 @@ async def check_refused(url: str, key: str) -> None:
     assert answer.status_code == 404 and "no such session" in answer.text
 
 
-async def check_rollout(gateway: AnyGateway) -> None:
-    async with open_agents(["It is 7."], gateway=gateway, function=FUNCTION) as harness:
+async def test_agent_calls_the_tools_of_a_remote_gateway_over_mcp_and_their_rewards_count() -> None:
+    async with (
+        live_server_async(lambda: make_gateway(add)) as server,
+        open_agents(["It is 7."], gateway=RemoteGateway(server.url), function=FUNCTION) as harness,
+    ):
         rollout = await harness.run(TASK)
     assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
-    assert rollout.ledger.messages[0]["content"] == "7"
-    assert rollout.rewards["call"] == 0.5
-
-
-async def test_agent_calls_the_rollouts_tools_over_mcp_and_their_rewards_count() -> None:
-    await check_rollout(make_gateway(add))
-
-
-async def test_tools_of_a_remote_gateway_are_offered_too() -> None:
-    async with live_server_async(lambda: make_gateway(add)) as server:
-        await check_rollout(RemoteGateway(server.url))
+    assert rollout.ledger.messages[0]["content"] == "7" and rollout.rewards["call"] == 0.5
 
 
 async def test_session_without_tools_says_so() -> None:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl_plugins.agents.turn_tree import Change, PolicyTurn, TurnTree, extend_key, message_key, tools_key
-from tests.plugins.agents.agent_harness import TEMPLATE, open_agents, script
-from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
+from tests.plugins.agents.agent_harness import ADD, CALL, TEMPLATE, USER, open_agents, script, tool_reply
 from tests.trainer.policy_scripts import make_gateway
 from trainer.data.traces import RunTraces, TraceOptions
 from trainer.engine.scripted import ScriptedEngine
@@ -26,16 +25,6 @@ pytestmark = pytest.mark.anyio
 
 def trained(ledgers: list[Ledger]) -> int:
     return sum(sum(ledger.mask) for ledger in ledgers)
-
-
-async def test_side_call_is_a_ledger_of_its_own_before_the_main_one() -> None:
-    async with open_agents([CALL, "A title", "It is 7."]) as harness, harness.session() as agent:
-        message = await agent.chat([USER], tools=[ADD])
-        await agent.chat([{"role": "user", "content": "Make a title."}])
-        await agent.chat([USER, message, tool_reply(message)], tools=[ADD])
-        side, main = agent.session.tree.ledgers()
-        assert (len(side.turns), len(main.turns)) == (1, 2)
-        assert agent.session.tree.changed == {}
 
 
 async def test_retry_is_a_branch_whose_shared_beginning_is_trained_once() -> None:
@@ -59,6 +48,7 @@ async def test_chats_are_traces_with_the_tools_that_each_was_sent_with(tmp_path:
         for _ in range(2):
             await agent.chat([USER, message, tool_reply(message)], tools=[ADD])
         *earlier, ledger = agent.session.tree.ledgers()
+        assert [len(each.turns) for each in (*earlier, ledger)] == [1, 2, 1] and agent.session.tree.changed == {}
     rollout = Rollout("t", ledger, StopReason.DONE, earlier=tuple(earlier))
     with RolloutWriter(tmp_path) as writer:
         writer.add(rollout)

@@ -10,9 +10,7 @@ import pytest
 from mtrl_plugins.agents.anthropic_dialect import UNREADABLE, read_request
 from mtrl_plugins.agents.requests import MessageCache, PolicyProblem
 from mtrl_plugins.agents.turn_tree import Change
-from tests.plugins.agents.agent_harness import TEMPLATE, call_text, open_agents
-from tests.plugins.agents.chats import CALL, USER
-from tests.plugins.agents.server_sent_events import read_events
+from tests.plugins.agents.agent_harness import CALL, TEMPLATE, USER, call_text, open_agents, read_events
 from tests.sample_images import png
 
 pytestmark = pytest.mark.anyio

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from mtrl_plugins.agents.turn_tree import Change
-from tests.plugins.agents.agent_harness import TEMPLATE, open_agents
-from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
+from mtrl_plugins.agents.agent_session import SampledTokens
+from mtrl_plugins.agents.turn_tree import Change, LedgerPrefixes
+from tests.plugins.agents.agent_harness import ADD, CALL, TEMPLATE, USER, open_agents, tool_reply
 from trainer.ledger import Author
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +39,10 @@ async def test_rewritten_arguments_keep_the_sampled_ids_and_are_counted_once() -
         assert '{"a":3,   "b": 4}' in TEMPLATE.tokenizer.decode(ledger.ids)
         assert agent.session.tree.changed == {Change.ARGUMENTS: 1}
         assert harness.engine.requests[-1].ids == ledger.ids[: ledger.starts[-1]]
+        info, sampled = ledger.entries[1].info, agent.session.sampled
+        assert (info["changed_by_agent"], info["sent_back"]["tool_calls"]) == (["arguments"], message["tool_calls"])
+        assert (sampled.retokenised, sampled.discarded) == (0, 0)
+        assert sampled.count == sum(len(turn.entry.ids) for turn in agent.session.tree.turns)
 
 
 async def test_dropped_reasoning_other_spaces_and_other_call_ids_keep_the_sampled_ids() -> None:
@@ -127,3 +133,23 @@ async def test_tokens_of_a_prompt_are_counted_and_nothing_is_kept() -> None:
         assert counted.json() == {"input_tokens": answer["usage"]["input_tokens"]}
         refused = await agent.post("/messages/count_tokens", {"messages": []})
         assert refused.status_code == 400 and refused.json()["type"] == "error"
+
+
+async def test_turn_whose_ids_are_not_those_that_were_sampled_is_counted() -> None:
+    """As if it had been encoded again on the way."""
+    async with open_agents([CALL, "It is 7."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        turn = agent.session.tree.turns[0]
+        turn.entry = replace(turn.entry, ids=turn.entry.ids[::-1])
+        agent.session._prefixes = LedgerPrefixes()  # It holds the ids that were sampled.
+        await agent.chat([USER, message, tool_reply(message)], tools=[ADD])
+        assert agent.session.sampled.retokenised == 1
+
+
+def test_turn_that_cannot_be_recorded_is_discarded_and_unknown() -> None:
+    sampled = SampledTokens()
+    with pytest.raises(ValueError, match="mine"), sampled.recording((1,), (2, 3)):
+        raise ValueError("mine")
+    assert (sampled.count, sampled.discarded) == (2, 2)
+    sampled.check_prompt((1, 2, 3))
+    assert sampled.retokenised == 1

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import psutil
 import pytest
+from typer.testing import CliRunner
 
-from mtrl_plugins.environments.host_process import MAX_STARTS, get_host
+from mtrl_plugins.environments.host_process import MAX_STARTS, get_host, stop_hosts
 from mtrl_plugins.environments.settings import EnvironmentSettings
-from tests.plugins.environments.environment_runs import act, observations, open_run, settings_pid
+from tests.conftest import Write
+from tests.plugins.environments.environment_runs import GYM_PYTHON, act, observations, open_run
 from tests.waiting import wait_until
-from trainer.rollout.rollout import Rollout, StopReason
-
-ROOT = Path(__file__).parents[3]
+from trainer.cli import app
+from trainer.rollout.rollout import StopReason
 
 
 @pytest.mark.parametrize(
@@ -70,44 +68,12 @@ async def test_reset_that_never_answers_is_given_up() -> None:
 
 async def test_step_that_hangs_is_given_up_and_later_rollouts_get_another_process() -> None:
     async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "hang"}, timeout_s=3) as runs:
-        before = settings_pid(runs)
+        before = runs.pid
         rollout = await runs.run(act(2))
         assert "did not answer 'step' within 3 s" in rollout.reason and "environment.timeout_s" in rollout.reason
         await wait_until(lambda: not psutil.pid_exists(before))
         resting = await runs.run("I stop.")
-        assert resting.stop is StopReason.DONE and settings_pid(runs) != before
-
-
-async def test_killed_process_loses_its_rollouts_and_is_replaced() -> None:
-    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "hang"}) as runs:
-        killed, rollouts = settings_pid(runs), list[Rollout]()
-        threads = psutil.Process(killed).num_threads()
-
-        async def play(index: int) -> None:
-            rollouts.append(await runs.run(act(2), index=index))
-
-        async with anyio.create_task_group() as tasks:
-            for index in range(3):
-                tasks.start_soon(play, index)
-            await wait_until(lambda: psutil.Process(killed).num_threads() >= threads + 3)  # Each episode has one.
-            os.kill(killed, 9)
-        kept = await runs.run("I stop.", index=3)
-        assert settings_pid(runs) not in (0, killed)
-    assert [rollout.stop for rollout in rollouts] == [StopReason.TOOL_FAILED] * 3
-    assert all("exit code -9" in rollout.reason for rollout in rollouts)
-    assert kept.stop is StopReason.DONE
-
-
-def test_nothing_is_left_when_the_trainer_is_killed() -> None:
-    paths = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.plugins.environments.killed_trainer"], capture_output=True, text=True,
-        timeout=120, check=False, env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-    assert done.stdout.strip(), done.stderr
-    pid = int(done.stdout)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
-    assert not psutil.pid_exists(pid)
+        assert resting.stop is StopReason.DONE and runs.pid != before
 
 
 async def test_process_that_was_stopped_on_purpose_has_not_failed() -> None:
@@ -116,3 +82,26 @@ async def test_process_that_was_stopped_on_purpose_has_not_failed() -> None:
         for _ in range(MAX_STARTS + 1):
             await host.stop_async()
             await anyio.to_thread.run_sync(host.start)
+
+
+RUN = """
+model: {model}
+environment: {{name: "gymnasium:FrozenLake-v1", python: ./python, n_tasks: 2, max_steps: 3}}
+limits: {{turn_tokens: 8, rollout_tokens: 2000}}
+"""
+
+
+def test_tape_is_replayed_with_nothing_installed(model: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    python_here = Path("python")
+    python_here.write_text(f'#!/bin/sh\nexec {GYM_PYTHON} "$@"\n')
+    python_here.chmod(0o755)
+    write("run.yaml", RUN.format(model=model))
+    command = ["rollout", "--config", "run.yaml", "--out", "runs/x", "--n", "2", "--record", "--engine", "torch"]
+    recorded = CliRunner().invoke(app, command)
+    assert recorded.exit_code == 0, recorded.output
+    stop_hosts()
+    python_here.unlink()
+    monkeypatch.delenv("PYTHONPATH")
+    replayed = CliRunner().invoke(app, ["replay", "runs/x"])
+    assert replayed.exit_code == 0, replayed.output
+    assert "4 rollouts replayed, 0 of them differ" in replayed.output

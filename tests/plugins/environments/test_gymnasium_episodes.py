@@ -17,12 +17,13 @@ from gateway.errors import ConfigError
 from gateway.types import Image
 from mtrl_plugins.environments.host_process import stop_hosts
 from tests.plugins.environments.environment_runs import GYM_PYTHON, act, make_settings, observations, open_run, rewards
+from tests.trainer.policy_scripts import render_calls
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.setup import make_gateway
 
 ADAPTERS = Path(__file__).parents[3] / "mtrl_plugins/environments"
 REFERENCE = Path(__file__).with_name("gymnasium_reference.py")
-ACTIONS = {"FrozenLake-v1": 4, "CliffWalking-v1": 4, "Blackjack-v1": 2}
+ACTIONS = {"FrozenLake-v1": 4, "Blackjack-v1": 2}
 
 
 async def test_actions_are_calls_and_rewards_are_shown_with_each_step() -> None:
@@ -90,8 +91,6 @@ async def test_more_rollouts_than_sessions_wait_for_each_other() -> None:
 
 
 async def test_steps_of_one_turn_are_taken_in_order_and_none_after_the_end() -> None:
-    from tests.trainer.policy_scripts import render_calls
-
     both = render_calls(("step", {"action": "stick"}), ("step", {"action": "hit"}))
     async with open_run("gymnasium:Blackjack-v1") as cards:
         rollout = await cards.run(both)
@@ -203,12 +202,7 @@ async def test_pictures_in_observations_and_of_what_is_rendered_are_images() -> 
         ("sample_gym:Nope-v0", {}, "cannot be made", "correct the name"),
         ("no_such_package:Echo-v0", {}, "cannot be made", "-m pip install"),
         ("FrozenLake-v1", {"python": "/no/python"}, "'/no/python' cannot be started", "/path/to/venv"),
-        (
-            "FrozenLake-v1",
-            {"python": None},
-            f"{sys.executable} has no gymnasium",
-            "name its Python as `environment.python`",
-        ),
+        ("FrozenLake-v1", {"python": None}, f"{sys.executable} has no gymnasium", "as `environment.python`"),
     ],
 )
 async def test_what_cannot_be_opened_is_refused_with_a_remedy(

@@ -43,20 +43,6 @@ async def test_fields_of_an_action_are_the_arguments_of_the_tool() -> None:
     assert rollout.infos["environment"]["return"] == 1.0 and rewards(rollout) == [1.0]
 
 
-async def test_sixty_four_sessions_at_once_each_have_their_own_episode() -> None:
-    async def play(index: int) -> None:
-        rollouts[index] = await runs.run(guess(secret(index)), row=index)
-
-    rollouts: dict[int, Rollout] = {}
-    async with open_server() as server, open_run(f"openenv:{server.url}") as runs:
-        async with anyio.create_task_group() as tasks:
-            for index in range(64):
-                tasks.start_soon(play, index)
-        await wait_until(lambda: server.open == 0)
-        assert server.most > 1
-    assert all(rollouts[index].infos["environment"]["return"] == 1.0 for index in range(64))
-
-
 async def test_rollouts_wait_while_the_server_is_full() -> None:
     async def play(index: int) -> None:
         rollouts.append(await runs.run(guess(secret(0)), index=index))

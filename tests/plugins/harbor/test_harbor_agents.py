@@ -15,7 +15,7 @@ from gateway.sandbox.roots import add_root
 from gateway.tool_table import Source
 from tests.live_server import live_server
 from tests.plugins.harbor.harbor_runs import make_settings, open_agent
-from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, SEPARATE, Sample, reward, step, write_task
+from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, Sample, reward, step, write_task
 from tests.plugins.harbor.test_harbor_tasks import environment_of, try_folder
 from tests.sandbox.roots import export, make_tree
 from trainer.rollout.rollout import StopReason
@@ -84,9 +84,7 @@ async def test_step_after_the_policys_last_turn_is_worth_nothing(tmp_path: Path)
 
 
 async def test_artifacts_of_an_agent_that_had_to_be_ended_are_collected(tmp_path: Path) -> None:
-    collect = '[[verifier.collect]]\ncommand = "cp /app/answer /logs/artifacts/"\n'
-    tests = PASSES.replace("/app/answer", "/logs/artifacts/answer")
-    write_task(tmp_path, Sample("published", SEPARATE + collect, {"tests/test.sh": tests}))
+    write_task(tmp_path, SAMPLES[5])
     code = f"ask x; {RIGHT}; ask x; trap '' TERM; sleep 600"
     async with open_agent(tmp_path, agent(code, stop_s=0.5), ["One."], limits={"assistant_turns": 1}) as runs:
         rollout, score = await runs.play("published")

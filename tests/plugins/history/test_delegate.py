@@ -20,15 +20,18 @@ from mtrl_plugins.history.delegate import DelegatePlayer
 from mtrl_plugins.history.delegate_settings import DelegateSettings
 from mtrl_plugins.history.settings import HistorySettings
 from mtrl_plugins.trl.reward_functions import reward_arguments as trl_arguments
-from tests.plugins.history.families import TASK, delegate, play_family, write_turns
 from tests.plugins.history.long_chats import (
+    FAMILY_TASK,
     REQUEST,
     TEMPLATE,
+    delegate,
     gradient_factors,
     join_ledgers,
+    play_family,
     read,
     sampled_turns,
     texts,
+    write_turns,
 )
 from tests.trainer.policy_scripts import encode_turns, make_gateway, render_calls
 from trainer.data.traces import RunTraces, TraceOptions
@@ -63,10 +66,10 @@ async def test_answer_of_a_sub_agent_is_the_tools_result_and_its_chat_a_ledger_o
     written = sum(len(turn.ids) for turn in rollout.ledgers[0].turns)
     assert rollout.infos == {"delegate": {"calls": 1, "tokens": written}}
     assert [request.key for request in engine.requests] == ["g/t/0", *["g/t/sub-agent-1/0"] * 2, "g/t/0"]
-    attempt = Attempt(TASK, rollout, decoder=TEMPLATE)  # type: ignore[arg-type]
+    attempt = Attempt(FAMILY_TASK, rollout, decoder=TEMPLATE)  # type: ignore[arg-type]
     assert attempt.answer == "It is 3." and attempt.response.count("Page 3 it was.") == 1
     seen = trl_arguments([attempt], ())
-    assert seen["prompts"] == [[*map(dict, TASK.messages)]]
+    assert seen["prompts"] == [[*map(dict, FAMILY_TASK.messages)]]
     assert [message["role"] for message in seen["completions"][0]] == ["assistant", "tool", "assistant"]
     assert seen["completions"][0][-1]["content"] == "It is 3."
 
@@ -107,7 +110,7 @@ def test_each_sampled_id_is_trained_once_behind_the_ids_that_the_engine_read(
     assert sorted((before, len(before)) for before, _ in sampled_turns(rollout)) == expected
     for ledger in rollout.ledgers:
         assert sum(ledger.mask) == sum(len(turn.ids) for turn in ledger.turns)
-    attempt = Attempt(TASK, rollout, decoder=TEMPLATE)  # type: ignore[arg-type]
+    attempt = Attempt(FAMILY_TASK, rollout, decoder=TEMPLATE)  # type: ignore[arg-type]
     written = sum(len(turn.ids) for ledger in own_ledgers(rollout) for turn in ledger.turns)
     assert sum(attempt.response_ids[1]) == written
     assert rollout.infos["delegate"].get("calls", 0) <= settings["times"]

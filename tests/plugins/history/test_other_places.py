@@ -1,16 +1,15 @@
-"""Shortened histories and sub-agents with images, in rollout workers, and on SGLang servers."""
+"""Shortened histories and sub-agents with images, and in rollout workers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-import torch
 
 from gateway.types import Text, ToolResult
 from mtrl_plugins.history.compaction import Compaction
@@ -21,11 +20,8 @@ from mtrl_plugins.trl.reward_functions import reward_arguments
 from mtrl_plugins.workers.settings import WorkerSettings
 from mtrl_plugins.workers.worker_job import make_worker_job
 from mtrl_plugins.workers.worker_pool import WorkerPool
-from tests.plugins.history.families import delegate
-from tests.plugins.history.long_chats import REQUEST, sampled_turns
+from tests.plugins.history.long_chats import REQUEST, delegate
 from tests.plugins.workers.pools import write_tools
-from tests.trainer.engine_sglang.engine_harness import opened
-from tests.trainer.engine_sglang.fake_sglang import NAME, Fake
 from tests.trainer.policy_scripts import encode_turns, make_gateway, make_tasks, render_calls
 from tests.trainer.vision.vision_models import picture, seeing_model
 from trainer.engine.base import Engine, Sampling
@@ -153,36 +149,3 @@ async def test_worker_plays_them_as_this_process_does(tmp_path: Path) -> None:
     assert rollout.stop is StopReason.DONE and len(rollout.ledgers) > 3, rollout.reason
     assert without_times(rollout) == without_times(expected) and rollout.infos == expected.infos
     assert [span.phase for span in rollout.timeline] == [span.phase for span in expected.timeline]
-
-
-@dataclass
-class ScriptedFake(Fake):
-    """A server whose model writes what a policy says, once there is one."""
-
-    policy: Policy | None = None
-    planned: Iterator[int] | None = None
-
-    async def generate(self, body: Any) -> Any:
-        if self.policy is not None and body["sampling_params"]["max_new_tokens"]:  # The first prompt is read before.
-            self.planned = iter(self.policy(body["input_ids"]))  # type: ignore[arg-type]
-        return await super().generate(body)
-
-    def _next(self, last: int, params: Any, adapter: str) -> tuple[int, float, list[list[float]]]:
-        token, logprob, top = super()._next(last, params, adapter)
-        return (token if self.planned is None else next(self.planned)), logprob, top
-
-
-async def test_sglang_server_reads_each_chat_and_its_ids_are_kept(tmp_path: Path) -> None:
-    folder = write_tools(tmp_path / "job")
-    settings = make_settings(folder)
-    template = load_template(folder / "model", settings.template)
-    known = 1 + max(template.tokenizer.vocabulary.values())
-    fake = ScriptedFake(weights={NAME: torch.randn(known, known)}, info={"max_req_input_len": 5000})
-    async with opened(fake) as engine:
-        fake.policy, fake.asked = Policy(template, SAFE), []
-        rollout = await play_here(settings, folder, engine)
-    assert rollout.stop is StopReason.DONE and len(rollout.ledgers) > 3, rollout.reason
-    bodies = [body for body in fake.bodies("/generate") if body["sampling_params"]["max_new_tokens"]]
-    asked = [tuple(body["input_ids"]) for body in bodies]
-    assert sorted(before for before, _ in sampled_turns(rollout)) == sorted(asked)
-    assert {body["rid"].partition("#")[0] for body in bodies} == {"g/t/0", "g/t/sub-agent-1/0"}

@@ -137,15 +137,6 @@ async def test_starts_are_dealt_by_load_and_wait_for_room_until_a_deadline(
     assert not STATISTICS.machines
 
 
-async def test_machines_that_are_all_too_busy_to_say_how_full_they_are_still_start_sandboxes(
-    start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = settings_of(start_server(), start_server())
-    provider = choose_provider(settings, reaper)
-    monkeypatch.setattr(machines, "LOOK_WITHIN_S", 0.0)
-    await stop_all(await start_all(provider, settings, 2))
-
-
 @asynccontextmanager
 async def slow_machine(answers: Callable[[int], Awaitable[None]]) -> AsyncIterator[SandboxSettings]:
     """A machine that starts sandboxes at once, but awaits something before it says for the nth time how full it is."""
@@ -352,17 +343,6 @@ async def test_machine_is_reached_over_tls_by_a_private_authority_and_keeps_its_
         heartbeats.make_tls.cache_clear()
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
-async def test_machine_is_reached_by_its_address_of_ipv6(start_server: StartServer, reaper: Reaper) -> None:
-    server = start_server(host="::1")
-    settings = settings_of(server)
-    assert await to_thread.run_sync(find_provider_problem, settings) is None
-    boxes = await start_all(choose_provider(settings, reaper), settings, 2)
-    assert places(boxes) == {f"[::1]:{server.port}": 2}
-    assert [await shell(box, "echo here") for box in boxes] == ["here", "here"]
-    await stop_all(boxes)
-
-
 async def test_start_takes_no_more_than_half_of_its_calls_time_to_wait(
     start_server: StartServer, reaper: Reaper
 ) -> None:
@@ -388,9 +368,8 @@ def make_gateway(folder: Path, settings: SandboxSettings, tool: BlockingTool) ->
     return Gateway([*plan.sources, Source("blocking", blocking)], services=plan.services)
 
 
-@pytest.mark.parametrize("loss", ["killed", "hangs"])
-async def test_rollouts_of_a_machine_that_is_lost_are_played_again_on_others(
-    loss: str, start_server: StartServer, tmp_path: Path, quick: None
+async def test_rollouts_of_a_machine_that_hangs_are_played_again_on_others(
+    start_server: StartServer, tmp_path: Path, quick: None
 ) -> None:
     lost, other, tool = start_server(), start_server(), BlockingTool()
     turns = (
@@ -405,10 +384,7 @@ async def test_rollouts_of_a_machine_that_is_lost_are_played_again_on_others(
             async with harness.make_scheduler(3).submit(make_tasks("a", "b")) as groups:
                 await wait_until(lambda: tool.waiting["loss"] == 6)
                 assert STATISTICS.machines[lost.name] == STATISTICS.machines[other.name] == 3
-                if loss == "killed":
-                    lost.kill()
-                else:
-                    lost.send(signal.SIGSTOP)
+                lost.send(signal.SIGSTOP)
                 tool.event("loss").set()
                 finished = [group async for group in groups]
         assert STATISTICS.machines[lost.name] == STATISTICS.machines[other.name] == 0
@@ -544,36 +520,16 @@ async def test_rollout_whose_machine_is_lost_is_not_graded_as_one_that_did_nothi
     assert [grade["grade"] for grade in graded] == [0.0, 0.0], "that of the other machine, which answers twice"
 
 
-async def test_machines_of_a_name_stay_while_it_cannot_be_resolved(
+async def test_name_with_several_addresses_is_as_many_machines_which_stay_while_it_cannot_be_resolved(
     start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start_server(host="127.0.0.2")
-    resolve, fails = socket.getaddrinfo, False
-
-    def getaddrinfo(host: Any, *words: Any, **more: Any) -> Any:
-        if host == "sandboxes.internal" and fails:
-            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-        return resolve("127.0.0.2" if host == "sandboxes.internal" else host, *words, **more)
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(machines, "RESOLVE_S", 0.0)
-    settings = settings_of(f"http://sandboxes.internal:{server.port}")
-    provider = choose_provider(settings, reaper)
-    boxes = await start_all(provider, settings, 1)
-    fails = True
-    boxes += await start_all(provider, settings, 1)
-    assert places(boxes) == {server.name: 2}
-    await stop_all(boxes)
-
-
-async def test_name_with_several_addresses_is_as_many_machines(
-    start_server: StartServer, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = start_server("--most", 1, host="127.0.0.2")
-    second = start_server("--most", 1, host="127.0.0.3", port=first.port)
-    resolve, shown = socket.getaddrinfo, ["127.0.0.2"]
+    first = start_server("--most", 2, host="127.0.0.2")
+    second = start_server("--most", 2, host="127.0.0.3", port=first.port)
+    resolve, shown, fails = socket.getaddrinfo, ["127.0.0.2"], False
 
     def getaddrinfo(host: Any, port: Any, *words: Any, **more: Any) -> Any:
+        if host == "sandboxes.internal" and fails:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         names = shown if host == "sandboxes.internal" else [host]
         return [found for name in names for found in resolve(name, port, *words, **more)]
 
@@ -586,7 +542,11 @@ async def test_name_with_several_addresses_is_as_many_machines(
     boxes += await start_all(provider, settings, 1)
     assert places(boxes) == {first.name: 1, second.name: 1}
     assert [await shell(box, "echo ok") for box in boxes] == ["ok", "ok"], "each stays where it began"
+    fails = True
+    boxes += await start_all(provider, settings, 2)
+    assert places(boxes) == {first.name: 2, second.name: 2}
     await stop_all(boxes)
+    fails = False
     for url, addresses, expected in (
         ("https://sandboxes.internal/a/", shown, ["https://sandboxes.internal/a/v1/sandboxes"]),
         ("http://sandboxes.internal", ["127.0.0.1", "::1"], ["http://sandboxes.internal/v1/sandboxes"]),
@@ -610,7 +570,7 @@ def count_of(processes: list[psutil.Process], folder: Path) -> dict[str, int]:
     }
 
 
-async def test_200_starts_leave_nothing(
+async def test_starts_leave_nothing(
     start_server: StartServer, reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder := tmp_path / "temporary").mkdir()
@@ -620,7 +580,7 @@ async def test_200_starts_leave_nothing(
     provider = choose_provider(settings, reaper)
     processes = [psutil.Process(), *(psutil.Process(server.process.pid) for server in servers)]
     counts = []
-    for count in (8, 8, *[20] * 9):
+    for count in (8, 8, 20, 20, 20):
         boxes = await start_all(provider, settings, count)
         await stop_all(boxes)
         async with httpx2.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as http:

@@ -13,10 +13,11 @@ from typing import Any
 
 import anyio
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from gateway import check
 from gateway.build import build_plan
+from gateway.errors import Unavailable
 from gateway.process.reaper import Reaper
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
 from gateway.sandbox.sandbox_settings import SandboxSettings
@@ -26,7 +27,7 @@ from gateway.state.prepared_state import PreparedStates
 from gateway.state.state_hash import hash_state
 from gateway.toolset import Session, hash_session_state
 from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
-from mtrl_plugins.sandboxes import machines, remote_provider
+from mtrl_plugins.sandboxes import remote_provider
 from tests.conftest import Write
 from tests.plugins.sandboxes.conftest import LEASE_S, Served
 from tests.waiting import PATIENCE_S, wait_until
@@ -106,11 +107,8 @@ async def test_sandboxes_of_each_provider_begin_from_a_state_and_end_with_its_ha
         assert await hash_session_state(session) == hash_state(state)
 
 
-@pytest.mark.parametrize("code", [125, 1])
-async def test_engine_that_fails_at_the_start_is_unavailable(
-    code: int, engine: SandboxSettings, tmp_path: Path
-) -> None:
-    (tmp_path / "fails").write_text(str(code))
+async def test_engine_that_fails_at_the_start_is_unavailable(engine: SandboxSettings, tmp_path: Path) -> None:
+    (tmp_path / "fails").write_text("125")
     assert "the engine is down" in str(find_provider_problem(engine))
     async with open_tools(engine) as session:
         failed = await call(session, "python", code="1")
@@ -229,32 +227,6 @@ async def test_sandbox_of_a_client_that_is_gone_ends_with_its_lease(
         assert after.outcome is Outcome.UNAVAILABLE and "lost with its files" in str(after.reason)
 
 
-async def test_server_that_is_full_or_refuses_the_token_is_unavailable(
-    server: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings, _ = server
-    monkeypatch.setattr(machines, "QUEUE_S", 0.1)
-    async with open_tools(settings) as first, open_tools(settings) as second, open_tools(settings) as third:
-        await call(first, "python", code="1")
-        await call(second, "python", code="1")
-        full = await call(third, "python", code="1")
-        assert full.outcome is Outcome.UNAVAILABLE and "all 2 sandboxes of" in str(full.reason)
-    assert settings.remote is not None
-    wrong = settings.remote.model_copy(update={"token": SecretStr("wrong")})
-    refused = settings.model_copy(update={"remote": wrong})
-    assert "correct `token`" in str(find_provider_problem(refused))
-    async with open_tools(refused) as session:
-        assert (await call(session, "python", code="1")).outcome is Outcome.UNAVAILABLE
-
-
-async def test_policy_that_hangs_its_remote_sandbox_is_late_by_its_own_fault(server: Served) -> None:
-    async with open_tools(server[0]) as session:
-        await call(session, "python", code="1")
-        with anyio.fail_after(6):
-            late = await session.call(ToolCall("1", "shell", json.dumps({"command": "kill -STOP $PPID; sleep 600"})))
-        assert late.outcome is Outcome.ERROR, late
-
-
 async def test_server_that_fails_in_a_call_is_no_failure_of_the_policy(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +256,8 @@ async def test_server_that_is_not_there_is_unavailable_and_told_by_check(write: 
     ("settings", "problem"),
     [
         ({"container": {"image": "a"}, "remote": {"url": "http://a"}}, "exclude each other"),
+        ({"container": {}}, "either an `image` or a `root`"),
+        ({"container": {"image": "a"}, "root": "b"}, "either an `image` or a `root`"),
         ({"remote": {"url": "http://a"}, "readable": ["/data"]}, "do not exist on another one"),
         ({"remote": {"url": "ftp://a"}}, "url"),
         ({"remote": {"url": "http://a,http://boxes:99999"}}, "'http://boxes:99999' is no address"),
@@ -296,3 +270,55 @@ async def test_server_that_is_not_there_is_unavailable_and_told_by_check(write: 
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         SandboxSettings.model_validate(settings)
+
+
+@pytest.mark.parametrize("when", ["in a call", "between calls"])
+async def test_container_that_is_ended_from_outside_is_no_failure_of_the_policy(
+    when: str, engine: SandboxSettings, tmp_path: Path
+) -> None:
+    results: list[ToolResult] = []
+    (tmp_path / "state").mkdir()
+    async with open_tools(engine, tmp_path / "state") as session:
+        pids = (await call(session, "shell", command="readlink /proc/self/ns/pid")).text
+        servers = [pid for pid in find_processes("/mtrl/command_server.py") if _namespace(pid) == pids]
+        first = min(servers, key=_pid_inside)
+
+        async def wait_inside() -> None:
+            results.append(await call(session, "shell", command="sleep 600"))
+
+        async with anyio.create_task_group() as tasks:
+            if when == "in a call":
+                tasks.start_soon(wait_inside)
+                await wait_until(lambda: any(_namespace(pid) == pids for pid in find_processes("sleep\x00600")))
+            os.kill(first, 9)
+            if when == "between calls":
+                await wait_until(lambda: not find_processes(f"{tmp_path}\0run"))
+                await wait_inside()
+        assert results[0].outcome.is_infrastructure and "from outside, by signal 9" in str(results[0].reason), results
+        with pytest.raises(Unavailable, match="was lost"):
+            await hash_session_state(session)
+
+
+def _pid_inside(pid: int) -> int:
+    """The id of a process in its own namespace, whose ids begin anew; those outside begin anew after the greatest."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("NSpid:"))
+    return int(line.split()[-1])
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+async def test_container_may_not_fill_writable_folders(engine: SandboxSettings, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    settings = engine.model_copy(update={"writable": (shared,), "disk_mb": 4})
+    async with open_tools(settings) as session:
+        code = f"import time\nfor n in range(4): open(f'{shared}/{{n}}', 'wb').write(bytes(2**21))\ntime.sleep(600)"
+        full = await call(session, "python", code=code)
+    assert full.outcome is Outcome.ERROR and "more than 4 MB to folders" in str(full.reason), full
+    assert any(words[0] == "kill" for words in engine_calls(tmp_path))

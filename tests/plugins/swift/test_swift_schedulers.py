@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
+from gateway.errors import ConfigError
 from tests.conftest import Write
 from tests.plugins.swift.scheduler_rollouts import TASK, other_texts, policy_texts, run_scheduler
 from tests.trainer.conversations import make_template
@@ -45,10 +46,6 @@ NEW_ROUND = """
 
     multi_turns['again'] = Again
 """
-GIVEN = {
-    "dict": "{'infer_request': infer_request, 'rollout_infos': {'tries': current_turn}}",
-    "tuple": "(infer_request, {'tries': current_turn})",
-}
 
 
 async def test_step_may_return_only_a_request_and_max_turns_ends_the_rollout(write: Write) -> None:
@@ -170,7 +167,7 @@ async def test_run_may_return_flat_ids_of_a_single_turn(write: Write) -> None:
 
 
 async def test_one_scheduler_serves_concurrent_rollouts(write: Write) -> None:
-    file = write("plugin.py", NEW_ROUND.replace("GIVEN", GIVEN["dict"]))
+    file = write("plugin.py", NEW_ROUND.replace("GIVEN", "{'infer_request': infer_request}"))
     template, turns_so_far = make_template(HERMES), dict[str, int]()
 
     def script(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
@@ -192,3 +189,56 @@ async def test_one_scheduler_serves_concurrent_rollouts(write: Write) -> None:
     assert {index: policy_texts(rollout) for index, rollout in rollouts.items()} == {
         index: [f"not g/t/{index}", "7"] for index in range(7)
     }
+
+
+SCHEDULERS = """
+    from abc import ABC, abstractmethod
+
+    class MultiTurnScheduler(ABC):
+        def __init__(self, max_turns=None, *args, **kwargs):
+            self.max_turns = max_turns
+
+        @abstractmethod
+        def step(self, infer_request, result, current_turn):
+            pass
+
+        def check_finished(self, infer_request, result, current_turn):
+            return result.finish_reason == 'length' or bool(self.max_turns and current_turn >= self.max_turns)
+
+    class Again(MultiTurnScheduler):
+        def step(self, infer_request, result, current_turn):
+            infer_request.messages.append({'role': 'user', 'content': f'Again, {current_turn}.'})
+            return infer_request, {'tries': current_turn}
+
+    class Wrong(Again):
+        def check_finished(self, turn_and_more, result):
+            return False
+
+    class Short:
+        def check_finished(self):
+            return True
+
+        def step(self, turn):
+            return None
+"""
+
+
+async def test_scheduler_on_its_own_base_class_runs(write: Write) -> None:
+    file = write("plugin.py", SCHEDULERS)
+    rollout = await run_scheduler(f"{file}:Again", ["8", "9"], max_turns=2)
+    assert policy_texts(rollout) == ["8", "9"] and rollout.stop is StopReason.STEP_DONE
+    assert rollout.infos["tries"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Wrong", r"plugin\.py:\d+: stepper: Wrong\.check_finished too many positional arguments"),
+        ("Short", r"check_finished too many positional arguments"),
+    ],
+)
+def test_scheduler_with_other_parameters_is_refused_when_it_is_loaded(write: Write, name: str, message: str) -> None:
+    file = write("plugin.py", SCHEDULERS)
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_stepper(BaseRolloutSettings(stepper=f"{file}:{name}"))
+    assert "define check_finished(self, " in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -71,18 +70,3 @@ def test_a_function_may_call_back_from_the_same_thread() -> None:
         return int(await to_thread.run_sync(caller.call, lambda: caller.call(int, 1.0, "3"), 30.0))
 
     assert run(main) == 3
-
-
-def test_ctrl_c_stops_training_and_is_passed_on() -> None:
-    cancelled = threading.Event()
-
-    async def main(caller: CallerThread) -> None:
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            await anyio.sleep_forever()
-        finally:
-            cancelled.set()
-
-    with pytest.raises(KeyboardInterrupt):
-        run(main)
-    assert cancelled.is_set()

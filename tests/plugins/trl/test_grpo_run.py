@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -65,12 +64,6 @@ def test_a_run_is_resumed_by_the_script_that_made_it(model: Path) -> None:
         trainer.train()
     output = trainer.train(resume_from_checkpoint=True)
     assert output.global_step == 2 and output.metrics["step"] == 2
-
-
-async def test_training_works_where_an_event_loop_is_running(model: Path) -> None:
-    asyncio.get_running_loop()
-    _, output = train(model)
-    assert output.global_step == 1
 
 
 def test_the_policy_is_evaluated_on_the_rows_for_evaluation(model: Path) -> None:

@@ -19,19 +19,6 @@ def price(item: str) -> int:
     return PRICES[item]
 
 
-async def stock(item: str, shop: str = "main") -> dict[str, int]:
-    """Counts what is left.
-
-    Args:
-        item: the name of the item
-        shop: which shop
-
-    Returns:
-        The number by item.
-    """
-    return {item: 7}
-
-
 class Recorder:
     """A reward function that keeps its arguments, and gives each completion its number; nothing to the first."""
 

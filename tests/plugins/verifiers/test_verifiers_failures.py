@@ -40,19 +40,13 @@ async def test_what_fails_in_the_environment_is_a_failure_of_infrastructure(trou
         ("nowhere", {}, "has no environment 'nowhere'", "put nowhere.py into the folder"),
         ("shop_env", {"python": "/no/such/python"}, "'/no/such/python' cannot be started", "/path/to/venv/bin/python"),
         ("json", {}, "'json' is a taskset, which this release of verifiers does not know", "verifiers>=0.4.0"),
-        ("shop_env", {"args": {"shortest_weight": {}}}, "", ""),
     ],
 )
 def test_what_cannot_be_opened_is_refused_with_a_remedy(
     environment: str, options: dict[str, Any], problem: str, remedy: str
 ) -> None:
-    settings = make_settings(environment, **options)
-    if not problem:
-        assert len(load_data(settings, "environment")) == 2
-        stop_hosts()
-        return
     with pytest.raises(ConfigError) as raised:
-        load_data(settings, "environment")
+        load_data(make_settings(environment, **options), "environment")
     stop_hosts()
     assert problem in str(raised.value) and remedy in str(raised.value)
 
@@ -64,20 +58,16 @@ def test_python_without_verifiers_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     stop_hosts()
 
 
-def test_rows_of_the_environment_are_the_data() -> None:
+def test_rows_of_the_environment_are_the_data_and_their_number_may_be_limited() -> None:
     settings = make_settings("shop_env")
     assert settings.data == "environment"
     train, held_out = load_data(settings, "environment"), load_data(settings, "environment:eval")
+    assert len(load_data(make_settings("shop_env", rows=1), "environment")) == 1
+    with pytest.raises(ConfigError, match="has no split 'test'"):
+        load_data(settings, "environment:test")
     stop_hosts()
     assert [(task.id, task.truth) for task in train] == [("train-0", "6"), ("train-1", "8")]
     assert [task.messages[-1]["content"] for task in held_out] == ["What do 2 pears cost?"]
-
-
-def test_number_of_rows_is_limited_and_unknown_splits_are_refused() -> None:
-    assert len(load_data(make_settings("shop_env", rows=1), "environment")) == 1
-    with pytest.raises(ConfigError, match="has no split 'test'"):
-        load_data(make_settings("shop_env"), "environment:test")
-    stop_hosts()
 
 
 async def test_arguments_are_not_stored_with_rollouts() -> None:

@@ -14,11 +14,14 @@ from trainer.rollout.settings import RolloutLimits
 PRICE = render_calls(("price", {"item": "apple"}))
 
 
-async def test_environment_calls_its_tools_and_scores_the_group_together() -> None:
+async def test_environment_shows_and_calls_its_tools_and_scores_the_group_together() -> None:
     async with open_environment("shop_env") as shop:
+        (spec,) = [spec for spec in shop.gateway.specs if spec.audience == "policy"]
         long = await shop.run(PRICE, "It is 6.")
         short = await shop.run("It is 5.", index=1)
         group = await shop.score(long, short)
+    assert (spec.name, spec.description) == ("price", "Looks up what one piece of an item costs.")
+    assert spec.parameters["required"] == ["item"]
     assert texts_of(long) == [
         ("system", "You sell fruit."),
         ("user", "What do 3 apples cost?"),
@@ -29,13 +32,6 @@ async def test_environment_calls_its_tools_and_scores_the_group_together() -> No
     assert [entry.author for entry in long.ledger][:4] == [Author.TASK, Author.POLICY, Author.TOOL, Author.POLICY]
     assert (long.stop, short.stop) == (StopReason.STEP_DONE, StopReason.STEP_DONE)
     assert [scored.reward for scored in group.scored] == [1.0, 0.25]
-
-
-async def test_policy_is_shown_the_tools_of_the_environment() -> None:
-    async with open_environment("shop_env") as shop:
-        (spec,) = [spec for spec in shop.gateway.specs if spec.audience == "policy"]
-    assert (spec.name, spec.description) == ("price", "Looks up what one piece of an item costs.")
-    assert spec.parameters["required"] == ["item"]
 
 
 async def test_arguments_and_weights_are_those_of_the_run_file() -> None:

@@ -92,32 +92,6 @@ def test_script_is_read_with_variables_arithmetic_and_config(
     assert translate_words("run.sh", "data.seed=3").settings["prompts"] == 64
 
 
-def test_doubled_backslashes_at_line_ends_are_accepted(write: Write) -> None:
-    write("config/grpo_w_interaction.yaml", CONFIG)
-    write("run.sh", SCRIPT.replace("\\\n", "\\\\\n"))
-    assert translate_words("run.sh").settings["n"] == 8
-
-
-def test_words_of_arrays_keep_their_lines(write: Write) -> None:
-    write(
-        "run.sh",
-        r"""
-        DATA=(
-            data.train_files="['a.parquet','b.parquet']"
-            data.train_batch_size=${BATCH:-"${OTHER:-64}"}  # prompts
-        )
-        MODEL=(actor_rollout_ref.model.path=some/model actor_rollout_ref.actor.ppo_mini_batch_size=64)
-        python3 -m verl.trainer.main_ppo \
-            "${DATA[@]}" \
-            "${MODEL[@]}" \
-            algorithm.adv_estimator=grpo trainer.total_training_steps=3 actor_rollout_ref.rollout.n=8 "$@"
-        """,
-    )
-    translation = translate_words("run.sh")
-    assert (translation.settings["data"], translation.settings["prompts"]) == ("a.parquet, b.parquet", 64)
-    assert {one.key: one.place for one in translation.keys}["data.train_batch_size"] == "run.sh:4"
-
-
 def test_config_with_defaults_references_and_overrides(write: Write) -> None:
     write("base.yaml", CONFIG)
     write(
@@ -174,8 +148,6 @@ def test_complete_config_with_old_spellings_and_relative_references(write: Write
     ("text", "expected"),
     [
         ("data:\n  prompt_key: left\n", "mine.yaml:2: data.prompt_key: 'left' is not supported"),
-        ("data:\n  train_batch_size: 8\n  train_batch_size: 9\n", "mine.yaml: line 3, column 3: duplicate key"),
-        ("data: [\n", "mine.yaml: line 2, column 1: is not valid YAML"),
         ("data:\n  seed: ${data.sede}\n", "mine.yaml:2: data.seed: ${data.sede} refers to an unknown key or variable"),
         ("data:\n  seed: ${data.seed}\n", "mine.yaml:2: data.seed: ${data.seed} refers to itself"),
         ("defaults: [nowhere]\ndata: {seed: 1}\n", "mine.yaml:1: defaults: 'nowhere' is not in the file's folder"),
@@ -196,9 +168,7 @@ def test_error_in_yaml_is_reported_with_its_line(text: str, expected: str, write
             ("train_batch_size=$BATCH", "train_batch_size=$(nproc)"),
             "run.sh:16: data.train_batch_size: only a shell can evaluate",
         ),
-        (("=$BATCH", "=$NOWHERE"), "run.sh:16: data.train_batch_size: '' is not an integer"),
         (("grpo_w_interaction", "elsewhere"), "run.sh:14: --config-name: there is no file"),
-        (("data.return_raw_chat=True", "data.return_raw_chat='True"), "bash stopped: unexpected EOF while looking"),
         (("main_ppo", "main_generation"), "run.sh: has neither `python3 -m verl.trainer.main_ppo`"),
         (("data.return_raw_chat", "data.prompt_key=left data.x"), "run.sh:18: data.x: unknown key"),
     ],
@@ -209,13 +179,6 @@ def test_error_in_script_is_reported_with_its_line(change: tuple[str, str], expe
     with pytest.raises(ConfigError) as caught:
         translate_words("run.sh")
     assert expected in str(caught.value)
-
-
-def test_script_writes_nothing_while_it_is_read(write: Write, tmp_path: Path) -> None:
-    write("config/grpo_w_interaction.yaml", CONFIG)
-    write("run.sh", SCRIPT.replace("set -x", "touch ran-1\nX=$(touch ran-2)\necho > ran-3"))
-    assert translate_words("run.sh").settings["n"] == 8
-    assert not list(tmp_path.glob("ran-*"))
 
 
 def test_epochs_are_computed_from_local_rows(write: Write) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
+import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
@@ -17,12 +21,13 @@ from pydantic import SecretStr
 
 from gateway.errors import ConfigError
 from gateway.http.settings import Settings
-from mtrl_plugins.web.app import serve_in_thread
+from mtrl_plugins.web.app import POLL_S, serve_in_thread
 from mtrl_plugins.web.rollout_json import TokenTexts
 from mtrl_plugins.web.runs import ViewedRun, name_runs
 from mtrl_plugins.web.view_command import serve_while_training
 from tests.browser.sample_run import add_step, write_sample_run
 from tests.trainer.tokenizer_families import FAMILIES, save_tokenizer_folder
+from tests.trainer.train.test_train_metrics import file_size_limit
 from trainer.storage.rollout_file import RolloutWriter
 
 HOSTILE_AT = 20
@@ -146,18 +151,9 @@ def test_rollout_has_tokens_credit_calls_and_media(url: str, finished_run: Path)
         assert "sandbox" in answer.headers["content-security-policy"]
 
 
-def test_group_has_all_siblings(url: str) -> None:
-    assert [one["row"]["place"] for one in get_json(f"{url}/group?name=11-0-2")["rollouts"]] == [168, 169, 170, 171]
-
-
 @pytest.mark.parametrize("path", ["rollouts/9999", "group?name=none", "blobs/..%2frun.json", f"blobs/{'a' * 64}", "x"])
 def test_missing_item_is_not_found(url: str, path: str) -> None:
     assert get_error(f"{url}/{path}")[0] == 404
-
-
-def test_alarms_are_those_of_the_training(url: str) -> None:
-    (alarm,) = [one for one in get_json(f"{url}/alarms") if one["seen"].startswith("no group has a learning signal")]
-    assert alarm["step"] > 15 and alarm["remedy"].startswith("stop here")
 
 
 def test_alarms_know_the_vocabulary_and_the_size_of_groups_as_the_training_did(tmp_path: Path) -> None:
@@ -268,3 +264,72 @@ def test_character_of_several_tokens_belongs_to_the_first(finished_run: Path) ->
     assert len(pieces) == len(ids) and "".join(pieces) == "Ōsaka 🙂 a\\x1b[31m"
     with pytest.raises(ValueError, match="does not exist any more"):
         TokenTexts.load(finished_run / "gone")
+
+
+INDEX = "rollouts.jsonl.index"
+
+
+def add_steps(live: Path, *steps: int) -> None:
+    with RolloutWriter(live) as writer, (live / "metrics.jsonl").open("ab") as told:
+        for step in steps:
+            add_step(writer, told, step)
+
+
+def overwrite(file: Path) -> None:
+    file.write_bytes(b"no database" * 1000)
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, overwrite, truncate])
+def test_damaged_index_is_rebuilt_while_run_is_viewed(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    live = write_sample_run(tmp_path / "live", steps=1)
+    run = index_run(name_runs([live])[0])
+    damage(live / INDEX)
+    add_steps(live, 2)
+    assert index_run(run).index.count == 32
+    run.close()
+    with sqlite3.connect(live / INDEX) as kept:
+        assert kept.execute("SELECT COUNT(*) FROM rollouts").fetchone() == (32,)
+    kept.close()
+
+
+def test_replaced_run_is_indexed_again(tmp_path: Path) -> None:
+    live = write_sample_run(tmp_path / "live", steps=2)
+    run = index_run(name_runs([live])[0])
+    assert run.rollout(31)["credited"]
+    shutil.rmtree(live)
+    write_sample_run(live, steps=3, seed=1)
+    assert index_run(run).index.count == 48
+    assert all(run.rollout(place)["credited"] for place in (0, 47))
+
+
+def test_index_is_kept_in_memory_on_full_disk(tmp_path: Path) -> None:
+    live = write_sample_run(tmp_path / "live", steps=1)
+    run = index_run(name_runs([live])[0])
+    add_steps(live, 2, 3)
+    with file_size_limit((live / INDEX).stat().st_size):
+        assert index_run(run).index.count == 48
+
+
+def test_failing_index_is_logged_once_and_server_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = write_sample_run(tmp_path / "live", steps=1)
+    again, failed = Event(), []
+
+    def fails(run: ViewedRun) -> bool:
+        if failed:
+            again.set()
+        failed.append(run)
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(ViewedRun, "update_index", fails)
+    with caplog.at_level(logging.WARNING), serve_in_thread(name_runs([live]), Settings(port=0)) as url:
+        assert again.wait(20 * POLL_S)
+        assert get_rows(url.removesuffix("ui/") + "v1/runs/live")["total"] == 0
+    assert [one.getMessage() for one in caplog.records] == [
+        f"{live}: cannot index its rollouts for now (OSError: [Errno 116] Stale file handle)"
+    ]
