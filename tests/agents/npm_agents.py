@@ -16,8 +16,7 @@ import anyio
 import pytest
 
 from tests.plugins.agents.agent_harness import call_text, open_agents
-from tests.plugins.harbor.harbor_runs import open_agent
-from tests.plugins.harbor.harbor_tasks import Sample, reward, write_task
+from tests.plugins.harbor.harbor_runs import Sample, open_agent, reward, write_task
 from tests.sandbox.roots import make_root
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.settings import RolloutLimits

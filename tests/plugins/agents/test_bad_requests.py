@@ -84,15 +84,6 @@ async def test_image_that_cannot_be_had_is_refused(image: str) -> None:
         assert response.status_code == 400 and "image" in response.json()["error"]["message"]
 
 
-async def test_sessions_are_found_by_their_own_key_alone() -> None:
-    async with open_agents(["It is 7."]) as harness, harness.session() as agent, harness.session() as other:
-        for key in ("none", "wrong", other.session.api_key, harness.host.run_key):
-            response = await agent.post("/chat/completions", CHAT, key=key)
-            assert response.status_code == 404
-        unknown = await agent.client.post(f"{harness.host.endpoint.url}/sessions/none/v1/chat/completions", json=CHAT)
-        assert (unknown.status_code, unknown.json()["error"]["message"]) == (404, response.json()["error"]["message"])
-
-
 async def test_prompt_past_the_context_limit_is_refused_and_a_shorter_one_is_served() -> None:
     limits = RolloutLimits(rollout_tokens=60)
     long = {"role": "user", "content": "word " * 100}

@@ -242,16 +242,6 @@ async def test_parts_that_come_back_go_on_from_the_ids_under_any_models_name() -
         assert len(ledger.turns) == 2 and '{"a":3,   "b": 4}' in TEMPLATE.tokenizer.decode(ledger.ids)
 
 
-async def test_calls_come_in_the_last_chunk_of_a_stream() -> None:
-    async with open_agents([TURN]) as harness, harness.session() as agent:
-        body = {"tools": [{"functionDeclarations": [ADD]}], "contents": [ASK]}
-        chunks = read_events((await post(agent, STREAM, body)).text)
-    parts = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
-    assert "".join(part["text"] for part in parts if part.get("thought")) == "Sum them."
-    assert "".join(part.get("text", "") for part in parts if not part.get("thought")).strip() == "I add."
-    assert chunks[-1]["candidates"][0]["content"]["parts"][0]["functionCall"]["name"] == "add"
-
-
 async def test_problems_and_counts_have_googles_form_and_keep_nothing() -> None:
     async with open_agents(["Hi."]) as harness, harness.session() as agent:
         refused = await post(agent, GENERATE, {"contents": []})

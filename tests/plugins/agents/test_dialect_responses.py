@@ -197,15 +197,3 @@ async def test_hosted_tools_are_left_out_and_counted_and_invented_kinds_do_not_f
         assert agent.session.counts["left_out_web_search"] == 1
         prompt = TEMPLATE.tokenizer.decode(harness.engine.requests[0].ids)
         assert "add" in prompt and "web_search" not in prompt
-
-
-async def test_answer_before_is_named_instead_of_sent_again() -> None:
-    async with open_agents([CALL, "It is 7.", "Sure."]) as harness, harness.session() as agent:
-        first = (await agent.post("/responses", {"input": "3 + 4?", "tools": [ADD]})).json()
-        results = [output(first["output"][0]["call_id"])]
-        body = {"input": results, "previous_response_id": first["id"], "tools": [ADD]}
-        second = (await agent.post("/responses", body)).json()
-        assert second["output"][0]["content"][0]["text"] == "It is 7."
-        await agent.post("/responses", {"input": "Sure?", "previous_response_id": second["id"], "tools": [ADD]})
-        (ledger,) = agent.session.tree.ledgers()
-        assert len(ledger.turns) == 3 and harness.engine.requests[2].ids == ledger.ids[: ledger.starts[-1]]

@@ -14,8 +14,17 @@ from gateway.native.native_toolset import NativeToolset
 from gateway.sandbox.roots import add_root
 from gateway.tool_table import Source
 from tests.live_server import live_server
-from tests.plugins.harbor.harbor_runs import make_settings, open_agent
-from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, Sample, reward, step, write_task
+from tests.plugins.harbor.harbor_runs import (
+    PASSES,
+    RIGHT,
+    SAMPLES,
+    Sample,
+    make_settings,
+    open_agent,
+    reward,
+    step,
+    write_task,
+)
 from tests.plugins.harbor.test_harbor_tasks import environment_of, try_folder
 from tests.sandbox.roots import export, make_tree
 from trainer.rollout.rollout import StopReason

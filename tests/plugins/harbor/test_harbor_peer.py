@@ -13,8 +13,7 @@ from typing import Any
 
 import anyio
 
-from tests.plugins.harbor.harbor_runs import open_tasks, play
-from tests.plugins.harbor.harbor_tasks import SAMPLES, Sample, write_task
+from tests.plugins.harbor.harbor_runs import SAMPLES, Sample, open_tasks, play, write_task
 
 HERE = Path(__file__).parent
 PEER = HERE.parents[2] / ".harbor-peers" / "bin" / "python"

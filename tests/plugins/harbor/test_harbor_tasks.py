@@ -33,8 +33,21 @@ from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.try_tasks import try_tasks
 from tests.conftest import Write
 from tests.live_server import live_server
-from tests.plugins.harbor.harbor_runs import make_settings, open_tasks, play, write_turns
-from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, SEPARATE, WRONG, Sample, reward, step, write_task
+from tests.plugins.harbor.harbor_runs import (
+    PASSES,
+    RIGHT,
+    SAMPLES,
+    SEPARATE,
+    WRONG,
+    Sample,
+    make_settings,
+    open_tasks,
+    play,
+    reward,
+    step,
+    write_task,
+    write_turns,
+)
 from tests.sandbox.roots import export, make_tree
 from tests.trainer.cli_data import RunCommand
 from tests.trainer.policy_scripts import render_calls

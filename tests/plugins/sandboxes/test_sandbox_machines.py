@@ -7,6 +7,8 @@ import json
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -45,21 +47,14 @@ from gateway.types import Outcome, Task, ToolCall
 from mtrl_plugins.sandboxes import heartbeats, machines
 from mtrl_plugins.sandboxes.machines import find_machines
 from tests.mcp_client.test_http_access import Certificates, relay
-from tests.plugins.sandboxes.conftest import Served
-from tests.plugins.sandboxes.machine_servers import (
-    TOKEN,
-    ServerProcess,
-    can_make_machines,
-    separate_machine,
-    settings_of,
-)
+from tests.plugins.sandboxes.conftest import TOKEN, Served
 from tests.sandbox.roots import shell
 from tests.trainer.policy_scripts import make_tasks, render_calls, script_by_task
 from tests.trainer.rollout_harness import BlockingTool, RolloutHarness
 from tests.waiting import PATIENCE_S, wait_until
 from trainer.rollout.rollout import StopReason
 
-StartServer = Callable[..., ServerProcess]
+StartServer = Callable[..., "ServerProcess"]
 
 
 @pytest.fixture
@@ -416,39 +411,6 @@ async def test_call_of_a_machine_that_was_lost_is_not_repeated_in_an_empty_sandb
         assert (await call("ls")).text == "[no output]", "a machine that comes back is used again"
 
 
-@pytest.mark.skipif(not can_make_machines(), reason="needs the right to make network namespaces")
-async def test_machine_that_is_cut_off_ends_its_call_and_is_used_again_once_it_is_back(
-    tmp_path: Path, reaper: Reaper, quick: None
-) -> None:
-    with separate_machine(tmp_path, 1) as (cut, route), separate_machine(tmp_path, 2) as (other, _):
-        settings = settings_of(cut, other)
-        provider = choose_provider(settings, reaper)
-        boxes = await start_all(provider, settings, 2)
-        assert places(boxes) == {cut.name: 1, other.name: 1}
-        (box,) = (box for box in boxes if places([box]) == {cut.name: 1})
-        results: list[BaseException] = []
-
-        async def run() -> None:
-            try:
-                await box.run(("sleep", "600"), b"", 900.0)
-            except Exception as error:
-                results.append(error)
-
-        with anyio.fail_after(PATIENCE_S):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run)
-                await anyio.wait_all_tasks_blocked()
-                await anyio.run_process([word.format("add") for word in route])
-        assert "does not answer any more" in str(results), "long before its deadline"
-        more = await start_all(provider, settings, 3)
-        assert places(more) == {other.name: 3}
-        await anyio.run_process([word.format("delete") for word in route])
-        with anyio.fail_after(PATIENCE_S):
-            while places(back := await start_all(provider, settings, 1)) != {cut.name: 1}:
-                await stop_all(back)
-        await stop_all(boxes + more + back)
-
-
 async def test_machines_with_a_wrong_token_or_other_settings_are_told_and_others_are_used(
     start_server: StartServer, reaper: Reaper, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -588,3 +550,54 @@ async def test_starts_leave_nothing(
                 assert (await http.get(f"{server.url}/v1/sandboxes")).json()["running"] == 0
         counts.append(count_of(processes, folder))
     assert all(counts[-1][name] <= counts[1][name] + (4 if name == "descriptors" else 0) for name in counts[0]), counts
+
+
+ROOT = Path(__file__).parents[3]
+
+
+class ServerProcess:
+    """`mtrl-gateway sandboxes`, at an address that stays."""
+
+    def __init__(self, folder: Path, *options: object, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.token_file = folder / "token.txt"
+        self.token_file.write_text(TOKEN)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = port or probe.getsockname()[1]
+        self.name = f"{host}:{self.port}"
+        self.url = f"http://{self.name}"
+        command = (sys.executable, "-m", "gateway.cli", "sandboxes", "--host", host, "--port", self.port)
+        self._command = list(map(str, (*command, "--token-file", self.token_file, *options)))
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, again if it was killed."""
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith("sandboxes at")
+
+    def send(self, number: int) -> None:
+        """Sends a signal; waits for the end of one that it ends."""
+        self.process.send_signal(number)
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self.process.communicate(timeout=60)
+
+    def kill(self) -> None:
+        """Kills it, and what it started: its machine is gone."""
+        for process in (*psutil.Process(self.process.pid).children(recursive=True), self.process):
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        self.process.communicate(timeout=60)
+
+    def close(self) -> None:
+        """Ends it, whatever state it is in."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.send(signal.SIGTERM)
+
+
+def settings_of(*servers: ServerProcess | str, **more: object) -> SandboxSettings:
+    """Settings that lead to these machines."""
+    urls = ",".join(server if isinstance(server, str) else server.url for server in servers)
+    return SandboxSettings.model_validate({"remote": {"url": urls, "token": TOKEN}, **more})

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gateway.errors import ConfigError
 from mtrl_plugins.trl.api import GRPO, TrainOutput
-from tests.plugins.trl.scripted_grpo import make_trainer, script_policy
-from tests.plugins.trl.user_files import Recorder, price
+from tests.plugins.trl.scripted_grpo import Recorder, make_trainer, price, script_policy
 from tests.trainer.cli_data import RunCommand
 from tests.trainer.policy_scripts import render_calls
 from trainer.train.run_folder import load_run_settings

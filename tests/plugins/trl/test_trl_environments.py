@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigError
-from tests.plugins.trl.scripted_grpo import make_trainer, script_policy
-from tests.plugins.trl.user_files import Recorder, Safe, price
+from tests.plugins.trl.scripted_grpo import Recorder, Safe, make_trainer, price, script_policy
 from tests.trainer.policy_scripts import render_calls
 
 ROWS = [{"prompt": [{"role": "user", "content": "Open it."}], "code": 7}] * 2

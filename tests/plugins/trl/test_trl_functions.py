@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio import to_thread
 
 from gateway.errors import ConfigError
-from tests.plugins.trl.scripted_grpo import make_trainer, script_policy
-from tests.plugins.trl.user_files import Recorder
+from mtrl_plugins.trl.caller_thread import CallerThread
+from tests.plugins.trl.scripted_grpo import Recorder, make_trainer, script_policy
 from tests.trainer.policy_scripts import render_calls
 from trainer.train.train_loop import NothingScoredError
 
@@ -163,3 +165,35 @@ def test_what_is_not_supported_is_refused_with_what_to_do(given: dict[str, Any],
     kwargs = {"rewards": given.pop("reward_funcs", Recorder())} | given
     with pytest.raises(ConfigError, match=problem):
         make_trainer(model, ROWS, **kwargs)
+
+
+def run_with_caller(main: Callable[[CallerThread], Any]) -> Any:
+    """What `main` returns, run_with_caller by a caller's thread that it gets."""
+    caller = CallerThread()
+    return caller.run_with_caller(partial(main, caller))
+
+
+def test_functions_run_one_after_the_other_and_the_queue_does_not_count() -> None:
+    running, most = 0, 0
+
+    def work() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        threading.Event().wait(0.02)
+        running -= 1
+
+    async def main(caller: CallerThread) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(to_thread.run_sync, caller.call, work, 0.3)
+
+    run_with_caller(main)
+    assert most == 1
+
+
+def test_a_function_may_call_back_from_the_same_thread() -> None:
+    async def main(caller: CallerThread) -> int:
+        return int(await to_thread.run_sync(caller.call, lambda: caller.call(int, 1.0, "3"), 30.0))
+
+    assert run_with_caller(main) == 3

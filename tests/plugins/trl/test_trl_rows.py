@@ -14,8 +14,7 @@ from gateway.errors import ConfigError
 from gateway.types import Image
 from mtrl_plugins.trl.api import GRPO
 from mtrl_plugins.trl.rows import DatasetTasks, open_dataset
-from tests.plugins.trl.scripted_grpo import make_trainer, script_policy
-from tests.plugins.trl.user_files import Recorder, price
+from tests.plugins.trl.scripted_grpo import Recorder, make_trainer, price, script_policy
 
 CHAT = [{"role": "user", "content": "What is it?"}]
 

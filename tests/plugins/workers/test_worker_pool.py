@@ -276,14 +276,6 @@ async def test_cancelled_rollouts_leave_nothing_under_way(folder: Path, engine: 
     assert playing.stops("safe") == ["done"]
 
 
-async def test_task_that_cannot_be_sent_ends_with_its_column(
-    folder: Path, engine: GatedEngine, pool: WorkerPool
-) -> None:
-    (task,) = tasks("safe-1")
-    rollout = await make_runner(folder, engine, pool).run(replace(task, columns={"when": {"at": object()}}), group="g")
-    assert rollout.stop is StopReason.ERROR and "columns.when.at is a object" in rollout.reason
-
-
 def test_address_is_read_with_host_and_port() -> None:
     assert Address.parse("[::1]:80") == Address("::1", 80) and str(Address("::1", 80)) == "[::1]:80"
     assert Address.parse("fd00::1:80") == Address("fd00::1", 80), "as a pod's script writes it"
