@@ -166,7 +166,6 @@ async def main(name: str, bin_folder: Path, kind: str) -> None:
                 "reason": rollout.reason,
                 "turns": [len(ledger.turns) for ledger in rollout.ledgers],
                 "changed": seen.get("changed_by_agent"),
-                "requests": seen.get("requests"),
                 "calls": [call.name for turn in rollout.turns for call in turn.calls],
                 "output": re.sub(r"\x1b\[[0-9;]*m", "", output)[-600:],
             }

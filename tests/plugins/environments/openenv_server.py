@@ -34,7 +34,6 @@ TOOLS = [
 FRAMES = {
     "bytes": b"\x82\x04\x00\x01\x02\x03",
     "huge": b"\x81\x7f" + (2**40).to_bytes(8, "big"),
-    "masked": b"\x81\x82abcd",
 }
 """What breaks the protocol."""
 ERRORS = {0: "invalid_args", -1: "execution_error", -2: "timeout"}
@@ -49,7 +48,6 @@ class OpenEnvServer:
         self.open = 0
         self.most = 0
         """The most sessions that were open at once."""
-        self.pongs = 0
         self.resets = 0
         self.headers: list[str] = []
         self.url = ""
@@ -85,9 +83,6 @@ class OpenEnvServer:
                     return
                 secret = Random(message["data"]["seed"]).randint(1, 9)
                 await send(connection, observation(f"Guess. {message['data'].get('level', '')}".strip()))
-                if self.trouble == "ping":
-                    await (await connection.ping(b"hi"))
-                    self.pongs += 1
             elif message["type"] == "step":
                 await self._step(connection, message["data"], secret)
             else:

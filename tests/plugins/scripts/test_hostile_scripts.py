@@ -52,9 +52,7 @@ def test_script_writes_no_file(
 READERS = {
     "a file": 'read -r x < PRIVATE; PYTHON a="$x"',
     "cat": 'PYTHON a="$(cat PRIVATE)"',
-    "grep": 'PYTHON a="$(grep . PRIVATE)"',
     "source": 'source PRIVATE; PYTHON a="$hidden"',
-    "mapfile": 'mapfile -t x < PRIVATE; PYTHON a="${x[0]}"',
     "the environment": 'PYTHON a="$(env)"',
     "a secret variable": 'PYTHON a="$MY_API_KEY" b=$AWS_SECRET_ACCESS_KEY c="${MY_API_KEY:-}"',
     "a variable that is not named": 'x=UNNAMED_VARI; x+=ABLE; PYTHON a="${!x}" b="${!UN*}"',
