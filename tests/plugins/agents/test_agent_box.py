@@ -27,10 +27,9 @@ from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentT
 from gateway.sandbox import cgroups, choose_provider
 from gateway.tool_table import Source
 from mtrl_plugins.agents import endpoint
-from mtrl_plugins.agents.agent_box import find_program
 from mtrl_plugins.agents.agent_host import AgentHost
 from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
-from mtrl_plugins.agents.settings import AgentSandbox, AgentSettings
+from mtrl_plugins.agents.settings import AgentSettings
 from tests.plugins.agents.agent_harness import TASK, open_agents
 from tests.plugins.agents.test_agent_rollouts import ASK, DAEMONS, WALL_S, play, program
 from tests.sandbox.roots import make_root
@@ -230,12 +229,6 @@ async def test_agent_whose_memory_shall_all_be_counted_is_not_started_where_it_c
     assert rollout.stop is StopReason.TOOL_FAILED and "`control_groups` is `required`" in rollout.reason
 
 
-async def test_agent_may_reserve_more_memory_than_it_may_write() -> None:
-    code = "import mmap; mmap.mmap(-1, 2**35, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0); print(ask('x'))"
-    rollout = await play(code, sandbox={"memory_mb": 256})
-    assert rollout.infos["agent_output"].strip() == "It is 7."
-
-
 async def test_nothing_is_left_in_or_of_a_box_when_the_trainer_is_killed(tmp_path: Path) -> None:
     marker = token_hex(8)
     code = f"{ASK}\n{DAEMONS}\nimport time  #{marker}\nask('x')\ntime.sleep(600)"
@@ -344,26 +337,6 @@ def test_program_that_is_not_seen_inside_is_told_by_name(tmp_path: Path, monkeyp
         with pytest.raises(ConfigError, match=problem):
             AgentSettings.model_validate({"command": command, "sandbox": sandbox}).make_player(run)
     AgentSettings.model_validate({"command": "sh -c true", "sandbox": in_root}).make_player(run)
-
-
-def test_installation_of_a_program_is_shown_with_its_interpreters(tmp_path: Path) -> None:
-    modules = tmp_path / "npm" / "node_modules"
-    for path in (
-        modules / ".bin",
-        modules / "agent",
-        tmp_path / "node" / "bin",
-        tmp_path / "node" / "lib/node_modules",
-    ):
-        path.mkdir(parents=True)
-    (modules / "agent" / "cli.js").write_text("#!/usr/bin/env -S node --no-warnings\n")
-    (modules / "agent" / "cli.js").chmod(0o755)
-    (modules / ".bin" / "agent").symlink_to("../agent/cli.js")
-    (tmp_path / "node/bin/node").write_bytes(b"\x7fELF")
-    (tmp_path / "node/bin/node").chmod(0o755)
-    path = f"{modules}/.bin:{tmp_path}/node/bin"
-    found = find_program(AgentSettings(command=("agent",), env={"PATH": path}), AgentSandbox())
-    assert found.word == f"{modules}/.bin/agent" and found.path.startswith(f"{path}:/usr/local/bin")
-    assert {str(modules), f"{tmp_path}/node/bin", f"{tmp_path}/node/lib"} <= {*found.readable}
 
 
 def test_agents_are_not_confined_without_bubblewrap_which_is_said_and_refused_where_it_was_asked_for(

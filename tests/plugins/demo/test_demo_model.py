@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mtrl_plugins.demo import warm_start
 from mtrl_plugins.demo.facts.facts_demo import build_model, build_warm_start
@@ -34,12 +34,6 @@ def test_template_passes_the_probe_and_its_parser_is_chosen(folder: Path) -> Non
     template = Template.load(folder)
     assert probe(template).is_ok
     assert template.parser.name == "hermes"
-
-
-def test_demo_model_folder_loads_as_any_model(folder: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(folder))
-    assert sum(weight.numel() for weight in model.parameters()) < 200_000
 
 
 def test_demo_model_is_built_once_and_deterministically(tmp_path: Path, one_thread: None) -> None:

@@ -21,8 +21,6 @@ from tests.plugins.harbor.harbor_runs import (
     Sample,
     make_settings,
     open_agent,
-    reward,
-    step,
     write_task,
 )
 from tests.plugins.harbor.test_harbor_tasks import environment_of, try_folder
@@ -81,15 +79,6 @@ if [ -e /app/one ]; then echo "$(cat /app/one)$(cat /app/given)" > /app/two; els
     assert (rollout.stop, score) == (StopReason.DONE, 1.0), rollout
     asked = [str(ledger.messages[0]["content"]) for ledger in rollout.ledgers]
     assert ["Do one." in text for text in asked] == [True, False] and "Do two." in asked[1]
-
-
-async def test_step_after_the_policys_last_turn_is_worth_nothing(tmp_path: Path) -> None:
-    tests = {**step("one", reward("echo 1")), **step("two", reward("echo 1"))}
-    write_task(tmp_path, Sample("two", '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', tests))
-    code = "while ask x; do :; done"
-    async with open_agent(tmp_path, agent(code), ["One."], limits={"assistant_turns": 1}) as runs:
-        rollout, score = await runs.play("two")
-    assert (rollout.stop, score) == (StopReason.ASSISTANT_TURNS, 0.5), rollout
 
 
 async def test_artifacts_of_an_agent_that_had_to_be_ended_are_collected(tmp_path: Path) -> None:

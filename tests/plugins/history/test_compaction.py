@@ -110,15 +110,6 @@ async def test_window_keeps_the_latest_turns_with_their_ids_and_no_summary() -> 
     assert not report.trained and "another branch" in report.reason
 
 
-@pytest.mark.parametrize("kind", [*KINDS])
-async def test_tools_rewards_go_to_the_turn_that_called_once(kind: str) -> None:
-    rollout, _ = await play(read_pages(PAGES), **KINDS[kind])
-    given_scores = Attempt(None, rollout).given(Author.TOOL)  # type: ignore[arg-type]
-    scores = [score for turn, score in zip(rollout.turns, given_scores, strict=True) if turn.calls]
-    assert scores == [float(page) for page in range(len(PAGES))]
-    assert rollout.rewards == {"call": float(sum(range(len(PAGES))))}
-
-
 @given(
     kind=st.sampled_from([*KINDS]),
     words=st.lists(st.integers(0, 500), max_size=12),

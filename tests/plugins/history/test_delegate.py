@@ -32,8 +32,6 @@ from tests.plugins.history.long_chats import (
     REQUEST,
     TEMPLATE,
     delegate,
-    gradient_factors,
-    join_ledgers,
     play_family,
     read,
     sampled_turns,
@@ -131,15 +129,6 @@ def test_each_sampled_id_is_trained_once_behind_the_ids_that_the_engine_read(
     assert outside <= limits["rollout_tokens"], "what sub-agents write counts for the rollout's limit"
     again, _ = anyio.run(lambda: play((), {}, engine=RecordedPolicy(rollout)))
     assert [ledger.ids for ledger in again.ledgers] == [ledger.ids for ledger in rollout.ledgers]
-
-
-@pytest.mark.parametrize("aggregate", ["sequence", "token", 7])
-async def test_rollout_with_sub_agents_weighs_as_one_without(aggregate: str | int) -> None:
-    family, _ = await play_family([delegate("One.", "Two."), "done"], {1: [PAGE], 2: ["two"]})
-    alone, _ = await play_family(["done"], {})
-    factors = [gradient_factors(each, aggregate) for each in ([family, alone], [join_ledgers(family), alone])]
-    assert len(family.ledgers) == 3 and len(factors[0]) == sum(len(turn.ids) for turn in family.turns + alone.turns)
-    assert factors[0] == pytest.approx(factors[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("in_order", [False, True])

@@ -52,13 +52,8 @@ def test_batches_and_steps(args: dict[str, Any], prompts: int, minibatches: int,
 @pytest.mark.parametrize(
     ("args", "name", "aggregate", "bounds"),
     [
-        ({"loss_type": "grpo"}, "grpo", "sequence", (0.2, 0.2)),
-        ({"loss_type": "bnpo", "epsilon": 0.1, "epsilon_high": 0.3}, "grpo", "token", (0.1, 0.3)),
-        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, "dr_grpo", 512, (0.2, 0.2)),
         ({"scale_rewards": False}, "dr_grpo", "token", (0.2, 0.2)),
         ({"scale_rewards": "batch"}, "reinforce_pp_baseline", "token", (0.2, 0.2)),
-        ({"loss_type": "cispo", "epsilon_high": 5.0}, "cispo", "token", (1.0, 4.0)),
-        ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "gspo", "sequence", (0.2, 0.2)),
     ],
 )
 def test_losses(args: dict[str, Any], name: str, aggregate: str, bounds: tuple[float, float]) -> None:

@@ -170,7 +170,7 @@ def test_what_is_not_supported_is_refused_with_what_to_do(given: dict[str, Any],
 def run_with_caller(main: Callable[[CallerThread], Any]) -> Any:
     """What `main` returns, run_with_caller by a caller's thread that it gets."""
     caller = CallerThread()
-    return caller.run_with_caller(partial(main, caller))
+    return caller.run(partial(main, caller))
 
 
 def test_functions_run_one_after_the_other_and_the_queue_does_not_count() -> None:

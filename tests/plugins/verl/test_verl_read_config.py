@@ -199,18 +199,6 @@ def test_translate_writes_run_file_and_reports_each_key(run: RunCommand, write: 
     assert "runs/mine.yaml: --out: already exists" in second
 
 
-def test_translate_accepts_complete_command(run: RunCommand, write: Write) -> None:
-    write("config/grpo_w_interaction.yaml", CONFIG)
-    words = ("python3", "-m", "verl.trainer.main_ppo", "--config-path=config", "--config-name=grpo_w_interaction")
-    keys = ("actor_rollout_ref.model.path=m", "data.train_files=org/d", "algorithm.adv_estimator=grpo")
-    expected = run("translate", *words, *keys, "trainer.total_training_steps=3", code=2).output
-    assert "verl's default: actor_rollout_ref.rollout.n: grpo compares the rollouts of a prompt" in expected
-    keys = (*keys, "actor_rollout_ref.rollout.n=8")
-    expected = run("translate", *words, *keys, "trainer.total_training_steps=3").output
-    assert "steps: 3  # trainer.total_training_steps" in expected
-    assert "prompts: 256  # data.train_batch_size" in expected
-
-
 def test_translate_fails_with_places_and_exit_code(run: RunCommand, write: Write) -> None:
     write("bad.yaml", "data:\n  prompt_key: left\n")
     expected = run("translate", "bad.yaml", code=2).output

@@ -121,15 +121,6 @@ def test_numpy_rows_are_equal_from_parquet_and_memory(tmp_path: Path) -> None:
     json.dumps([dict(first.columns), first.session_task.create["check"], first.session_task.feedback_args])
 
 
-def test_row_without_interaction_name_uses_the_default(tmp_path: Path) -> None:
-    file = tmp_path / "rows.parquet"
-    named, unnamed = row(0, "2"), row(1, "3", interaction_kwargs={"query": "?", "ground_truth": "3"})
-    pd.DataFrame([named, unnamed]).to_parquet(file)
-    tasks = load_rows(file)
-    assert [task.session_task.feedback for task in tasks] == ["coach", None]
-    assert tasks[1].has_feedback and tasks[1].session_task.feedback_args == {"query": "?", "ground_truth": "3"}
-
-
 def test_invalid_row_is_reported_with_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     pd.DataFrame([row(0, "2"), row(1, "3", tools_kwargs=None, interaction_kwargs={"name": ""})]).to_parquet(file)
