@@ -6,12 +6,11 @@ import json
 import logging
 import os
 import signal
-import socketserver
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -171,17 +170,7 @@ print(status)
 @contextmanager
 def web_server() -> Iterator[int]:
     """A server of the machine, at another address than the endpoint's."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"hello")
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-    with socketserver.ThreadingTCPServer(("127.0.0.2", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.2", 0), SimpleHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
@@ -191,12 +180,12 @@ async def test_agent_reaches_the_hosts_of_its_list_and_no_others() -> None:
     code = """
 ask("x")
 for port in sys.argv[1:]:
-    try: print(urllib.request.urlopen(f"http://127.0.0.2:{port}/").read().decode())
+    try: print(urllib.request.urlopen(f"http://127.0.0.2:{port}/").status)
     except OSError as error: print(type(error).__name__)
 """
     with web_server() as port, web_server() as other:
         command = (*program(code), str(port), str(other))
-        for network, seen in (([f"127.0.0.2:{port}"], ["hello", "HTTPError"]), ("loopback", ["URLError", "URLError"])):
+        for network, seen in (([f"127.0.0.2:{port}"], ["200", "HTTPError"]), ("loopback", ["URLError", "URLError"])):
             async with open_agents(["It is 7."], command=command, sandbox={"network": network}) as harness:
                 rollout = await harness.run()
             assert rollout.infos["agent_output"].split() == seen, rollout.infos

@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -22,28 +20,6 @@ from tests.trainer.cli_data import RunCommand
 from trainer.cli.options import TrainOptions
 from trainer.cli.run_file import load_settings
 from trainer.train.settings import TrainSettings
-
-
-class Healthy(BaseHTTPRequestHandler):
-    """Answers as an SGLang server that is up."""
-
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/health" else 404)
-        self.end_headers()
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        return
-
-
-@contextmanager
-def healthy_server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join(timeout=60)
-
 
 BASE = ("--config", "run.yaml", "--nodes", 4)
 K8S = ("kubernetes", *BASE, "--image", "mtrl:1")
@@ -117,11 +93,15 @@ def test_mark_of_a_folder_cannot_lead_to_files_elsewhere(run: RunCommand, place:
 
 
 def test_waiting_for_servers_ends_when_all_answer_and_names_those_that_do_not(
-    run: RunCommand, free_tcp_port: int
+    run: RunCommand, place: Path, free_tcp_port: int
 ) -> None:
-    with healthy_server() as url:
+    (place / "health").touch()
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
         run("wait-for-servers", url)
         output = run("wait-for-servers", "--within", 0.3, url, f"http://127.0.0.1:{free_tcp_port}", code=2).output
+        server.shutdown()
     assert f"no answer within 0.3 s from http://127.0.0.1:{free_tcp_port}" in output and url not in output
     assert "is no address of a server" in run("wait-for-servers", "host:1", code=2).output
 

@@ -379,18 +379,6 @@ def test_files_that_exist_are_refused_before_the_server_starts(tmp_path: Path) -
     assert code == 2 and "name it tasks.jsonl" in text
 
 
-def stop_after_first_task(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """What a user's Ctrl-C raises, or a server that is gone, in the middle of the work."""
-    settle = TaskMaker._settle
-
-    def settle_and_stop(self: TaskMaker, found: Any) -> None:
-        settle(self, found)
-        if self.made:
-            raise error
-
-    monkeypatch.setattr(TaskMaker, "_settle", settle_and_stop)
-
-
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -401,7 +389,15 @@ def stop_after_first_task(monkeypatch: pytest.MonkeyPatch, error: BaseException)
 def test_tasks_made_so_far_are_written_when_the_command_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, words: str
 ) -> None:
-    stop_after_first_task(monkeypatch, error)
+    """By a user's Ctrl-C, or as a server is gone, in the middle of the work."""
+    settle = TaskMaker._settle
+
+    def settle_and_stop(self: TaskMaker, found: Any) -> None:
+        settle(self, found)
+        if self.made:
+            raise error
+
+    monkeypatch.setattr(TaskMaker, "_settle", settle_and_stop)
     out = tmp_path / "tasks.jsonl"
     ended, text = run("--server", "shelves", "--n", "40", "--levels", "1", "--held-out", "0", "--out", str(out))
     assert ended == code and words in " ".join(text.split())
