@@ -25,7 +25,7 @@ from tests.plugins.environments.environment_runs import GYM_PYTHON, act, make_se
 from tests.trainer.policy_scripts import render_calls
 from tests.waiting import wait_until
 from trainer.cli import app
-from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.rollout import StopReason
 from trainer.setup import make_gateway
 
 ADAPTERS = Path(__file__).parents[3] / "mtrl_plugins/environments"
@@ -64,24 +64,6 @@ async def test_rewards_of_scripted_episodes_are_those_of_gymnasium_alone(name: s
     assert [rewards(rollout) for rollout in rollouts] == [episode["rewards"] for episode in expected]
     ended = [rollout.infos["environment"] for rollout in rollouts]
     assert [info["terminated"] for info in ended] == [episode["terminated"] for episode in expected]
-
-
-async def test_sixty_four_sessions_at_once_are_the_episodes_that_each_would_be_alone() -> None:
-    async def play(index: int) -> None:
-        rollouts[index] = await lake.run(*turns, "I stop.", row=index // 2, index=index)
-
-    turns = [act(name) for name in ("down", "right", "right", "down")]
-    rollouts: dict[int, Rollout] = {}
-    async with open_run("gymnasium:FrozenLake-v1", n_tasks=32, sessions=64) as lake:
-        alone = [observations(await lake.run(*turns, "I stop.", row=row)) for row in (0, 31)]
-        async with anyio.create_task_group() as tasks:
-            for index in range(64):
-                tasks.start_soon(play, index)
-    assert all(not rollout.stop.is_infrastructure for rollout in rollouts.values())
-    assert [observations(rollouts[0]), observations(rollouts[63])] == alone
-    siblings = [(observations(rollouts[2 * row]), observations(rollouts[2 * row + 1])) for row in range(32)]
-    assert all(one == other for one, other in siblings)
-    assert len({json.dumps(one) for one, _ in siblings}) > 1
 
 
 async def test_more_rollouts_than_sessions_wait_for_each_other() -> None:

@@ -205,7 +205,6 @@ def test_kept_side_becomes_removed_side(side: str, setting: str) -> None:
     ("word", "expected"),
     [
         ("data.train_batchsize=3", "unknown key\n  remedy: did you mean `data.train_batch_size`?"),
-        ("data.prompt_key=left", "'left' is not supported\n  remedy: name the column `prompt`"),
         (f"{ROLLOUT}.n=1", "nothing would be learned\n  remedy: write `actor_rollout_ref.rollout.n=8`, or `algorithm"),
         ("data.train_files=[3]", "3 is not a path"),
         ("actor_rollout_ref.actor.optim.lr_scheduler_type=wsd", "remedy: write constant or cosine"),

@@ -1,7 +1,7 @@
 """Runs both halves of the official MCP conformance suite with the gateway: as a server, and as a client.
 
-    python tests/conformance/run.py            # a gateway in front of the upstream server, over stdio; then as a client
-    python tests/conformance/run.py --client   # as a client only: the suite's servers, many of them authorised
+    python bench/conformance/run.py            # a gateway in front of the upstream server, over stdio; then as a client
+    python bench/conformance/run.py --client   # as a client only: the suite's servers, many of them authorised
 
 Prints a table and writes the scores. The exit status is 1 if a required scenario fails that is not in
 `EXPECTED_FAILURES`, or if one that is in it passes.
@@ -22,9 +22,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gateway.version import installed_version
-from tests.conformance.suite import VERSION, Score, Side, Suite
-from tests.docs.servers import Server
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from suite import VERSION, Score, Side, Suite  # noqa: E402
+
+from gateway.version import installed_version  # noqa: E402
+from tests.docs.servers import Server  # noqa: E402
 
 REQUIREMENTS = ("2025-11-25", "2026-07-28")
 EXPECTED_FAILURES: dict[tuple[Side, str, str], str] = {}
@@ -35,8 +40,6 @@ TARGETS = {
     "client": "gateway as a client",
 }
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 CACHE = ROOT / ".conformance"
 CLIENT = [sys.executable, str(HERE / "start_client.py")]
 
