@@ -97,12 +97,16 @@ def test_harbor_page(follow: Follow, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "1 task of tasks; public hosts: none; the solutions of answer are worth 1" in done["mtrl-train --config"]
 
 
-@pytest.mark.parametrize("page", ["docs/migration-verl.md", "docs/migration-swift.md"])
-def test_migration_page_is_followed_where_the_framework_is_not_installed(page: str, follow: Follow) -> None:
+@pytest.mark.parametrize(
+    ("page", "reward"), [("docs/migration-verl.md", "custom"), ("docs/migration-swift.md", "solved")]
+)
+def test_migration_page_is_followed_where_the_framework_is_not_installed(
+    page: str, reward: str, follow: Follow
+) -> None:
     assert importlib.util.find_spec("verl") is None and importlib.util.find_spec("swift") is None
     done = follow(page, no_servers=True)
     assert "Same meaning" in done["translate"] and " -> " in done["translate"]
-    assert Path("runs/moved/metrics.jsonl").is_file()
+    assert f'"reward/{reward}"' in Path("runs/moved/metrics.jsonl").read_text(encoding="utf-8")
     assert "policy" in done["mtrl-train show"]
 
 
