@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.algorithms.named_algorithms import ALGORITHMS, overlong_penalty, whiten
-from trainer.algorithms.packing import NotFiniteError, check_rollouts_finite
+from trainer.algorithms.named_algorithms import ALGORITHMS, whiten
 
 GROUPED = sorted(set(ALGORITHMS) - {"reinforce_pp", "sft"})
 rewards = st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.7, 1.0, -2.0]), st.sampled_from([-7, 0, 3])), min_size=1)
@@ -67,17 +66,3 @@ def test_reinforce_pp_normalises_over_the_whole_batch() -> None:
     assert result[mask].tolist() == pytest.approx(expected, abs=1e-6) and result[3] == 0
     for size in range(1, 40):
         assert not whiten(torch.full((size,), 0.1), torch.ones(size, dtype=torch.bool)).any()
-
-
-def test_overlong_penalty_is_zero_then_linear_then_full() -> None:
-    lengths = torch.tensor([10, 80, 90, 100, 300])
-    assert overlong_penalty(lengths, 100, 20).tolist() == [0.0, 0.0, -0.5, -1.0, -1.0]
-    with pytest.raises(ValueError, match="margin of 200 tokens does not lie within a limit of 100"):
-        overlong_penalty(lengths, 100, 200)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_reward_that_is_not_finite_names_its_rollout(value: float) -> None:
-    with pytest.raises(NotFiniteError, match=f"rollout b/1 has a reward of {value}"):
-        check_rollouts_finite("a reward of", torch.tensor([1.0, value]), ["a/0", "b/1"])
-    check_rollouts_finite("a reward of", torch.tensor([1.0, 0.0]), ["a/0", "b/1"])

@@ -100,15 +100,6 @@ def test_correction_of_a_sequence_does_not_depend_on_the_rows_beside_it() -> Non
     assert apart[0].unique().numel() == 2 < apart[1].unique().numel()
 
 
-def test_mismatch_is_not_corrected_where_settings_say_so_or_reject_instead() -> None:
-    batch = reference_loops.make_batch(1, spread=0.6).batch()
-    ones = compute_importance_weights(batch, MismatchSettings(truncate="never"))
-    assert torch.equal(ones, batch.trained_T.to(ones.dtype))
-    rejected = compute_importance_weights(batch, MismatchSettings(reject="token"))
-    assert set(rejected.tolist()) == {0.0, 1.0}
-    assert compute_importance_weights(batch, MismatchSettings()).unique().numel() > 2
-
-
 def test_stale_tokens_do_not_decide_whether_the_engine_is_corrected() -> None:
     batch = reference_loops.make_batch(1).batch()
     first = batch.trained_T & (batch.trained_T.cumsum(0) == 1)

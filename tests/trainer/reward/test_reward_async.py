@@ -52,24 +52,6 @@ async def test_blocking_async_function_does_not_block_the_run(write: Write, rele
             released.set()  # Runs in the event loop, which would be blocked otherwise.
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("import sys; sys.exit(3)", "raised SystemExit: 3"),
-        ("raise TimeoutError('mine')", "raised TimeoutError: mine"),
-        ("import asyncio; raise asyncio.CancelledError", "raised CancelledError"),
-        ("return score(attempt)", "returned <coroutine"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-async def test_failing_async_function_costs_only_its_rollout(write: Write, body: str, message: str) -> None:
-    scorer = make_scorer(write(BLOCKING.format(body)))
-    for _ in range(2):  # The event loop still runs afterwards.
-        with anyio.fail_after(60):
-            group = await scorer.score(TASK, answer_group("#### 7", "#### 8"))
-        assert [scored.rollout.index for scored in group.scored] == [0] and message in reasons(group)[0]
-
-
 async def test_calls_queued_behind_a_blocked_one_are_dropped_after_the_deadline(
     write: Write, released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,9 +31,6 @@ def indices(group: ScoredGroup) -> list[int]:
     [
         ("return 1 / 0", "raised ZeroDivisionError: division by zero ("),
         ("raise ValueError('invalid')", "my_rewards.py:4)"),
-        ("import sys; sys.exit(3)", "raised SystemExit: 3"),
-        ("raise StopIteration", "StopIteration"),
-        ("raise TimeoutError('mine')", "raised TimeoutError: mine"),
         ("raise ExceptionGroup('several', [KeyError('it')])", "raised KeyError: 'it'"),
         ("raise ValueError('x' * 9999)", "raised ValueError: xxx"),
         ("return None", "returned None"),
@@ -41,8 +38,6 @@ def indices(group: ScoredGroup) -> list[int]:
         ("return 10**400", "returned 1000"),
         ("return 10**9999", "returned a int"),
         ("return -1e300", "returned -1e+300"),
-        ("return (one for one in [1.0])", "returned <generator"),
-        ("return type('NoRepr', (), {'__repr__': lambda self: 1 / 0})()", "returned a NoRepr"),
     ],
 )
 async def test_invalid_result_fails_the_rollout_with_a_reason(
@@ -77,19 +72,6 @@ async def test_function_sees_row_chat_and_success(write: Write) -> None:
     )
     group = await score_group(folder, answer_group("#### 7", "#### 8"), right=RIGHT, mine=COMPONENT)
     assert [scored.components["mine"] for scored in group.scored] == [2.0, 0.0]
-
-
-@pytest.mark.parametrize("more", [{}, {"batched": True}])
-async def test_hanging_function_fails_its_rollouts(
-    write: Write, released: threading.Event, more: dict[str, bool]
-) -> None:
-    folder = write("released = None\ndef score(attempt):\n    released.wait()\n    return 1.0\n")
-    scorer = Scorer(reward_settings(right=RIGHT, mine=COMPONENT | {"timeout_s": 0.05} | more), folder)
-    sys.modules["my_rewards"].released = released  # type: ignore[attr-defined]
-    with anyio.fail_after(60):
-        group = await scorer.score(TASK, answer_group("#### 7", "#### 8"))
-    assert group.scored == () and len(reasons(group)) == 2
-    assert all("returned nothing within 0.05 s, its `timeout_s`; rollout" in reason for reason in reasons(group))
 
 
 async def test_hanging_function_does_not_delay_other_groups(write: Write, released: threading.Event) -> None:
@@ -135,7 +117,6 @@ def score(attempt, scale):
     ("component", "message"),
     [
         ({"function": "score"}, "(?s)unknown reward function 'score'.*use one of answer, .*`rewards.py:score`"),
-        ({"function": "no_such_module:score"}, "no module"),
         ({"function": "my_rewards.py:scor"}, "(?s)has no 'scor'.*did you mean 'score'"),
         (
             {"function": "my_rewards.py:Needy"},

@@ -1,12 +1,10 @@
-"""The best checkpoint by its evaluation is kept, and disk space for checkpoints is forecast."""
+"""The best checkpoint by its evaluation is kept."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from trainer.train.checkpoint import BEST_FILE, BestCheckpoint, Checkpoints, measured_value
-
-"""Wide enough that a checkpoint's weights are much larger than its settings."""
 
 
 def test_the_best_checkpoint_outlives_the_latest_ones(tmp_path: Path) -> None:

@@ -28,11 +28,6 @@ def save_steps(run: Path, *steps: int, keep: int = 2) -> Checkpoints:
     return checkpoints
 
 
-def test_only_the_latest_checkpoints_are_kept(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2, 3, 4, keep=3)
-    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["000002", "000003", "000004"]
-
-
 @pytest.mark.parametrize(
     ("file", "spoil", "problem"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from itertools import islice
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.jobs import small_job
-from tests.trainer.train.trainings import NATIVE
+from tests.trainer.train.trainings import string_console as string_console
+from tests.trainer.train.trainings import write_tools
 from trainer.data.curriculum import TaskStream
 from trainer.policy.update import PolicyUpdater
 from trainer.rollout.rollout import Rollout
@@ -25,17 +23,12 @@ from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 
 STEPS, PROMPTS, N = 5, 3, 4
-MACHINE = ("time/", "idle/", "engine/", "machine/")
 SEVENTHS = {"components": {"sevenths": {"function": f"{Path(__file__).parent}/sevenths.py:sevenths"}}}
 
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("modes")
-    for file, text in NATIVE.items():
-        (folder / file).parent.mkdir(exist_ok=True)
-        (folder / file).write_text(text)
-    return str(folder / "tools")
+    return write_tools(tmp_path_factory.mktemp("modes"))
 
 
 def make_job(tools: str, mode: str, **more: Any) -> TrainSettings:
@@ -44,16 +37,8 @@ def make_job(tools: str, mode: str, **more: Any) -> TrainSettings:
     return small_job(**{**given, **defaults, **more})
 
 
-def string_console() -> Console:
-    return Console(file=io.StringIO(), width=200)
-
-
 def read_lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"step": 0' not in line]
-
-
-def read_metrics_without_times(run: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in line.items() if not name.startswith(MACHINE)} for line in read_lines(run)]
 
 
 def token_ages(rollout: Rollout, version: int) -> list[int]:
@@ -145,7 +130,7 @@ async def test_resumed_run_repeats_rollouts_that_were_under_way(
     assert len(cut_off) > 3 * PROMPTS - 1  # What was over, and what step 3 was given, is there to be read.
     monkeypatch.undo()
     await train(settings, run, string_console(), resume=True)
-    assert [line["step"] for line in read_metrics_without_times(run)] == [*range(1, STEPS + 1)]
+    assert [line["step"] for line in read_lines(run)] == [*range(1, STEPS + 1)]
     asked = tasks_by_group(run)
     assert len(Rollouts(run)) == len({(one.group, one.index) for one in Rollouts(run)}) == len(asked) * N
     assert Counter(asked.values()) == expected_draws(settings, len(asked))
@@ -154,19 +139,3 @@ async def test_resumed_run_repeats_rollouts_that_were_under_way(
     for step in (2, 3, 5):
         console = string_console()
         assert await replay_step(run, step, console), console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_killed_asynchronous_run_counts_nothing_twice(tools: str, tmp_path: Path) -> None:
-    settings, run = make_job(tools, "asynchronous", max_staleness=2, evaluation={"every": 0}), tmp_path / "run"
-    (tmp_path / "run.yaml").write_text(settings.model_dump_json())
-    command, metrics = ("-m", "trainer.cli", "--out", "run"), run / "metrics.jsonl"
-    with run_process(tmp_path, *command, "--config", "run.yaml") as process:
-        wait_until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 1, process)
-        process.kill()
-    with run_process(tmp_path, *command, "--resume") as process:
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0, output
-    assert [line["step"] for line in read_metrics_without_times(run)] == [*range(1, STEPS + 1)]
-    asked = tasks_by_group(run)
-    assert len(Rollouts(run)) == len({(one.group, one.index) for one in Rollouts(run)}) == len(asked) * N
-    assert Counter(asked.values()) == expected_draws(settings, len(asked))

@@ -96,26 +96,6 @@ def test_a_configuration_that_belongs_to_other_weights_is_refused_before_they_ar
         assert "config.json: model: model.layers.0.mlp." in output and "in the weight files; so are " in output
 
 
-def test_tools_that_no_server_has_and_cut_off_weights_are_refused_at_the_start(run: Run) -> None:
-    import shutil
-
-    from tests.trainer.train.jobs import ROOT, demo_model
-
-    shutil.copytree(demo_model(), "model")
-    weights = Path("model/model.safetensors")
-    weights.write_bytes(weights.read_bytes()[:-5])
-    file = write_config(model="model")
-    for words in (("--dry-run",), ("--out", "r")):
-        output = run("--config", file, *words, code=2)
-        assert "model.safetensors: model: has " in output and "it is cut off or damaged" in output
-    server = {"command": "${MTRL_PYTHON}", "args": [str(ROOT / "tool_configs/servers/calculator.py")]}
-    Path("mcp_servers.json").write_text(json.dumps({"mcpServers": {"sums": server}}))
-    file = write_config()
-    Path("tools/servers.yaml").write_text("tools: [{server: sums, allow: [calc]}]\n")
-    output = run("--config", file, "--dry-run", code=2)
-    assert "sums has no tool 'calc'" in output
-
-
 @pytest.mark.parametrize(
     ("schema", "arguments"),
     [

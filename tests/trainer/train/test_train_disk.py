@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
@@ -15,15 +13,12 @@ from typing import Any
 import pytest
 
 from gateway.tape.record import TapeWriter
-from tests.trainer.processes import TIMEOUT_S
 from tests.trainer.train.trainings import Run, read_run_metrics, run_in, write_config
 from trainer.policy.policy import Policy
 from trainer.storage.rollout_file import Rollouts, RolloutWriter
 
 JOB: dict[str, Any] = {"steps": 2, "record": True}
 RESUME = "continue with `mtrl-train --resume --out r`"
-DISK_BYTES = 64_000_000
-FREE_BYTES = 300_000
 
 
 @pytest.fixture(scope="module")
@@ -87,38 +82,3 @@ def test_removed_run_folder_ends_the_run_with_one_error_and_is_not_made_anew(
         output = run("--config", write_config(**JOB), "--out", "r", code=2)
     assert "was removed while it was in use: restore it from a copy" in " ".join(output.split()), output
     assert "Traceback" not in output and not Path("r").exists()
-
-
-ON_SMALL_DISK = f"""
-set -u
-head -c {DISK_BYTES - FREE_BYTES} /dev/zero > disk/filler || exit 90
-{sys.executable} -m trainer.cli --config run.yaml --out disk/r
-echo "ended with $?"
-rm disk/filler
-{sys.executable} -m trainer.cli --resume --out disk/r || exit 91
-cp -r disk/r kept
-"""
-
-
-def on_small_disk(folder: Path, script: Path) -> list[str]:
-    """The command that runs a script with a small disk in place of a folder."""
-    confined = ["bwrap", "--dev-bind", "/", "/", "--size", str(DISK_BYTES), "--tmpfs", str(folder)]
-    if shutil.which("bwrap") and not subprocess.run([*confined, "true"], capture_output=True, timeout=120).returncode:
-        return [*confined, "sh", str(script)]
-    mounted = 'mount -t tmpfs -o size="$0" tmpfs "$1" && sh "$2"; code=$?; umount "$1"; exit $code'
-    return ["sh", "-c", mounted, str(DISK_BYTES), str(folder), str(script)]
-
-
-def test_run_on_a_disk_that_fills_up_is_resumed_once_there_is_room(place: Path, whole: Path) -> None:
-    (place / "disk").mkdir()
-    write_config(**JOB)
-    (place / "fill.sh").write_text(ON_SMALL_DISK)
-    command = on_small_disk(place / "disk", place / "fill.sh")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    outputs: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, cwd=place, env=environment, timeout=2 * TIMEOUT_S, **outputs)
-    assert done.returncode == 0, done.stdout
-    assert "ended with 2" in done.stdout and "Traceback" not in done.stdout, done.stdout
-    assert done.stdout.count("remedy: make room on ") == 1, done.stdout
-    assert "mtrl-train --resume --out disk/r" in " ".join(done.stdout.split())
-    assert read_run_metrics("kept") == read_run_metrics(whole)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trainer.train.preflight
-from tests.trainer.train.jobs import ROOT, SMALL
+from tests.trainer.train.jobs import SMALL
 from tests.trainer.train.trainings import Run, read_run_metrics, run_in, write_config
-from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_run_info
 
 WHOLE: dict[str, Any] = {"steps": 3, "prompts": 4, "n": 4}
@@ -31,16 +28,6 @@ def begun(whole: Path, place: Path) -> Path:
     """A run of one's own to spoil."""
     shutil.copytree(whole, place, dirs_exist_ok=True)
     return Path("r")
-
-
-def test_damaged_checkpoint_costs_one_step_and_metrics_stay_the_same(run: Run, begun: Path) -> None:
-    before = read_run_metrics(begun)
-    weights = begun / "checkpoints/000003/model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-8])
-    output = run("--resume", "--out", "r")
-    assert "000003/model.safetensors has changed since it was written; using the previous checkpoint" in output
-    assert "step 3 of 3" in output and "step 2 of 3" not in output
-    assert read_run_metrics(begun) == before
 
 
 def test_micro_batches_are_as_large_as_memory_allows_and_stay_so_in_a_resumed_run_unless_it_says_otherwise(
@@ -78,43 +65,6 @@ def test_folder_of_another_training_process_is_refused(run: Run, begun: Path) ->
         fcntl.flock(held, fcntl.LOCK_EX)
         output = run("--resume", "--out", "r", "--steps", 4, code=2)
     assert "r: another process is training in this folder" in output and len(read_run_metrics(begun)) == 3
-
-
-DYING = '''
-import os, runpy, sys
-from pathlib import Path
-from mcp.server.mcpserver import MCPServer
-
-server = MCPServer("calculator")
-
-@server.tool()
-def calculate(expression: str) -> str:
-    """Works out a sum."""
-    calls = Path(sys.argv[1])
-    with calls.open("a") as output:
-        output.write(".")
-    if calls.stat().st_size >= 3 and not Path("died").exists():
-        Path("died").touch()
-        os._exit(1)
-    return str(eval(expression, {"__builtins__": {}}))
-
-server.run()
-'''
-
-
-def test_dying_tool_server_loses_rollouts_without_scoring_them(run: Run, place: Path) -> None:
-    shutil.copytree(ROOT / "tool_configs", "tool_configs")
-    Path("dying.py").write_text(DYING)
-    servers = json.loads((ROOT / "mcp_servers.json").read_text())
-    servers["mcpServers"]["calculator"] = {"command": sys.executable, "args": [str(place / "dying.py"), "calls"]}
-    servers["mcpServers"]["notebook"]["cwd"] = "."
-    Path("mcp_servers.json").write_text(json.dumps(servers))
-    output = run("--config", write_config(tools="tool_configs", demo={"kinds": ["sum"]}, steps=2, n=4), "--out", "r")
-    lost = [rollout for rollout in Rollouts(Path("r")) if rollout.stop.is_infrastructure]
-    assert lost and all(rollout.reward is None for rollout in lost), output
-    assert sum(line["rollout/lost"] for line in read_run_metrics("r")) == len(lost)
-    assert sum(line.get("lost/tool_failed", 0) for line in read_run_metrics("r")) == len(lost)
-    assert [line["rollout/count"] for line in read_run_metrics("r")] == [8, 8], "each was made anew"
 
 
 # Where to go from here.

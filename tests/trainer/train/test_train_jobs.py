@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
 from mtrl_plugins.environments.host_process import stop_hosts
 from tests.plugins.environments.environment_runs import GYM_PYTHON, STAND_IN
 from tests.plugins.verifiers.verifiers_runs import add_to_path
 from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.train.jobs import ROOT
-from tests.trainer.train.trainings import Run
+from tests.trainer.train.trainings import Run, string_console
 from trainer.cli.options import find_jobs
 from trainer.cli.run_file import find_run_file, load_settings
 from trainer.storage.rollout_file import Rollouts
@@ -57,7 +54,7 @@ async def test_gsm8k_job_trains_a_stand_in_of_the_same_architecture(
     values["evaluation"] |= {"data": str(tmp_path / "rows.jsonl"), "rows": 2}
     values["limits"] |= {"turn_tokens": 16}
     settings = TrainSettings.model_validate(values)
-    await train(settings, tmp_path / "run", Console(file=io.StringIO()))
+    await train(settings, tmp_path / "run", string_console())
     rollouts = list(Rollouts(tmp_path / "run"))
     assert len(rollouts) == 4 and all("answer" in rollout.rewards for rollout in rollouts)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
@@ -80,26 +77,9 @@ async def test_job_of_a_game_trains_on_gymnasium_or_a_stand_in_of_textarena(
     changes += (*small, "evaluation.every=0", "evaluation.after=false")
     settings = load_settings(TrainSettings, find_run_file(name), {}, overrides=changes)
     try:
-        await train(settings, tmp_path / "run", Console(file=io.StringIO()))
+        await train(settings, tmp_path / "run", string_console())
     finally:
         stop_hosts()
     rollouts = list(Rollouts(tmp_path / "run"))
     assert len(rollouts) == 4 and not any(rollout.stop.is_infrastructure for rollout in rollouts)
     assert {rollout.infos["environment"]["seed"] for rollout in rollouts} < {*range(1400)}
-
-
-def test_maps_of_the_lake_are_gymnasiums_and_none_is_both_trained_on_and_held_out() -> None:
-    folder = find_run_file("lake").parents[1] / "lake"
-    train_rows, held_out = (
-        [json.loads(line)["environment"] for line in (folder / name).read_text().splitlines()]
-        for name in ("tasks.jsonl", "tasks.held_out.jsonl")
-    )
-    seeds = [row["seed"] for row in (*train_rows, *held_out)]
-    maps = [row["options"]["args"]["desc"] for row in (*train_rows, *held_out)]
-    code = "import gymnasium.envs.toy_text.frozen_lake as lake, json, sys\n"
-    code += "print(json.dumps([lake.generate_random_map(4, 0.8, seed) for seed in json.load(sys.stdin)]))"
-    drawn = subprocess.run(
-        [GYM_PYTHON, "-c", code], input=json.dumps(seeds), capture_output=True, text=True, timeout=60
-    )
-    assert json.loads(drawn.stdout) == maps
-    assert len({*map(tuple, maps)}) == len(maps) == 600

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import shutil
@@ -11,10 +10,9 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from rich.console import Console
 
 from tests.trainer.train.jobs import small_job
-from tests.trainer.train.trainings import NATIVE
+from tests.trainer.train.trainings import string_console, write_tools
 from trainer.policy import rng
 from trainer.train.start import train
 
@@ -49,14 +47,12 @@ async def test_random_reward_is_the_same_after_resuming(
     """It is measured and rewards nothing: which rollout has which number is up to who comes first."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(LUCK)
-    (tmp_path / "tools").mkdir()
-    for name, text in NATIVE.items():
-        (tmp_path / name).write_text(text)
+    write_tools(tmp_path)
     rewards = {"outcome": {"function": "outcome"}, "luck": {"function": "own.py:luck", "weight": 0}}
     settings = small_job(
         tools="tools", demo={"kinds": ["fact"]}, steps=3, evaluation={"every": 0}, reward={"components": rewards}
     )
-    run, console = tmp_path / "run", Console(file=io.StringIO(), width=200)
+    run, console = tmp_path / "run", string_console()
     await train(settings, run, console)
 
     def luck() -> list[float]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.metrics_page import describe_metric
 from tests.trainer.algorithms.scored_groups import outcomes
 from tests.trainer.train.jobs import SMALL, small_job
-from tests.trainer.train.trainings import read_metrics_without_times
+from tests.trainer.train.trainings import read_metrics_without_times, string_console
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_metrics
 from trainer.storage.run_status import RunStatus, read_status
@@ -19,10 +19,6 @@ from trainer.train.evaluate import Evaluation, compare_run, evaluate_model
 from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
 from trainer.view.task_outcomes import compare_runs
-
-
-def string_console() -> Console:
-    return Console(file=io.StringIO(), width=200)
 
 
 class StatusReader(io.StringIO):
