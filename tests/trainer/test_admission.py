@@ -1,14 +1,9 @@
-"""Admission: limits on open rollouts and on generations, and engine slots against a model of them."""
+"""Admission: limits on open rollouts and on generations, and engine slots by rank."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.trainer.policy_scripts import make_tasks
 from tests.trainer.rollout_harness import BlockingTool, blocking_turns, open_harness
@@ -61,143 +56,44 @@ async def test_finished_groups_keep_their_slots_until_they_are_received() -> Non
         assert len([group async for group in groups]) == 5
 
 
-@dataclass
-class SlotUser:
-    """A task that acquires a slot, and holds it until its event is set."""
+async def test_engine_slots_go_by_rank_and_are_never_lost() -> None:
+    slots, served = EngineSlots(1), list[int]()
+    scopes = {rank: anyio.CancelScope() for rank in range(1, 9)}
 
-    rank: int
-    release_event: anyio.Event = field(default_factory=anyio.Event)
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    has_slot: bool = False
+    async def use_slot(rank: int) -> None:
+        with scopes[rank]:
+            await slots.acquire(rank)
+            served.append(rank)
 
-    async def run(self, slots: EngineSlots) -> None:
-        with self.scope:
-            await slots.acquire(self.rank)
-            self.has_slot = True
-            try:
-                await self.release_event.wait()
-            finally:
-                self.has_slot = False
-                slots.release()
+    async def pass_slot_on() -> int:
+        slots.release()
+        await anyio.wait_all_tasks_blocked()
+        return served[-1]
 
-
-@dataclass
-class ModelledSlots:
-    """Engine slots and a model of them: the tasks that hold one, and those that wait."""
-
-    count: int
-    running: TaskGroup
-    holding: list[SlotUser] = field(default_factory=list)
-    waiting: list[SlotUser] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.slots = EngineSlots(self.count)
-
-    def start(self, rank: int) -> None:
-        user = SlotUser(rank)
-        self.running.start_soon(user.run, self.slots)
-        self.waiting.append(user)
-        self._grant()
-
-    def end(self, choice: int, *, cancelled: bool) -> None:
-        if self.holding:
-            user = self.holding.pop(choice % len(self.holding))
-            _ = user.scope.cancel() if cancelled else user.release_event.set()
-            self._grant()
-
-    def cancel_waiting(self, choice: int) -> None:
-        if self.waiting:
-            self.waiting.pop(choice % len(self.waiting)).scope.cancel()
-
-    def cancel_after_grant(self) -> None:
-        """Cancels a waiting task that was just granted a slot, before it runs."""
-        if self.holding and self.waiting:
-            best = min(self.waiting, key=lambda user: user.rank)
-            self.end(0, cancelled=False)
-            best.scope.cancel()
-            self.holding.remove(best)
-            self._grant()
-
-    def _grant(self) -> None:
-        while self.waiting and len(self.holding) < self.count:
-            first = min(self.waiting, key=lambda user: user.rank)
-            self.waiting.remove(first)
-            self.holding.append(first)
-
-
-async def let_tasks_run() -> None:
-    """Runs the loop long enough to pass a slot from task to task; no task waits for time."""
-    for _ in range(24):
-        await anyio.lowlevel.checkpoint()
-
-
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["start", "start", "end", "cancel", "cancel_waiting", "cancel_after_grant"]), st.integers(0, 7)
-    ),
-    max_size=40,
-)
-
-
-@settings(deadline=None)  # Another process may have the machine meanwhile.
-@given(count=st.integers(1, 3), operations=OPERATIONS)
-def test_engine_slots_go_by_rank_and_are_never_lost(count: int, operations: list[tuple[str, int]]) -> None:
-    async def main() -> None:
-        async with anyio.create_task_group() as running:
-            model = ModelledSlots(count, running)
-            for operation, number in operations:
-                match operation:
-                    case "start":
-                        model.start(number)
-                    case "end" | "cancel":
-                        model.end(number, cancelled=operation == "cancel")
-                    case "cancel_waiting":
-                        model.cancel_waiting(number)
-                    case "cancel_after_grant":
-                        model.cancel_after_grant()
-                await let_tasks_run()
-                assert all(user.has_slot for user in model.holding)
-                assert not any(user.has_slot for user in model.waiting)
-            for user in (*model.holding, *model.waiting):
-                user.release_event.set()
-        with anyio.fail_after(60):  # All tasks have ended, so all slots are free.
-            async with anyio.create_task_group() as last_users:
-                users = [SlotUser(0) for _ in range(count)]
-                for user in users:
-                    last_users.start_soon(user.run, model.slots)
-                await let_tasks_run()
-                assert all(user.has_slot for user in users)
-                last_users.cancel_scope.cancel()
-
-    anyio.run(main)
-
-
-async def test_long_waiting_rollout_lets_exactly_one_more_start() -> None:
-    admission = Admission(ConcurrencySettings(inflight_rollouts=2), patience_s=1e-6)
-    started: list[str] = []
-
-    async def run_rollout(name: str) -> None:
-        slot = await admission.acquire()
-        async with slot:
-            started.append(name)
-            await release_events[name].wait()
-        slot.release()
-
-    release_events = {name: anyio.Event() for name in "abc"}
     with anyio.fail_after(60):
-        waiting_slot = await admission.acquire()
-        async with anyio.create_task_group() as running:
-            for number, name in enumerate(release_events):
-                running.start_soon(run_rollout, name)
-                while len(started) < min(number + 1, 2):
-                    await anyio.lowlevel.checkpoint()
-            await let_tasks_run()
-            assert started == ["a", "b"], "two generate, and one waits for something else"
-            waiting_slot.release()
-            await let_tasks_run()
-            assert started == ["a", "b"]
-            release_events["a"].set()
-            while len(started) < 3:
+        async with anyio.create_task_group() as tasks:
+            await slots.acquire(0)
+            for rank in (1, 5, 2, 6, 7, 3, 8, 4):
+                tasks.start_soon(use_slot, rank)
+                await anyio.wait_all_tasks_blocked()
+            scopes[1].cancel()
+            await anyio.wait_all_tasks_blocked()
+            assert [await pass_slot_on() for _ in range(2)] == [2, 3]
+            scopes[4].cancel()  # It is given the slot before it learns of that, and gives it to the next.
+            assert [await pass_slot_on() for _ in range(4)] == [5, 6, 7, 8]
+            slots.release()
+            await slots.acquire(0)
+
+
+async def test_rollout_lets_another_start_only_while_it_waits_for_something_else() -> None:
+    admission = Admission(ConcurrencySettings(inflight_rollouts=1), patience_s=1e-6)
+    with anyio.fail_after(60):
+        for slot in [await admission.acquire() for _ in range(2)]:
+            slot.release()
+        async with await admission.acquire(), anyio.create_task_group() as tasks:
+            tasks.start_soon(admission.acquire)
+            for _ in range(24):
                 await anyio.lowlevel.checkpoint()
-            release_events["b"].set()
-            release_events["c"].set()
+            assert admission._running == 1
+            tasks.cancel_scope.cancel()
+        await admission.acquire()

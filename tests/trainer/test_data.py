@@ -21,28 +21,12 @@ from trainer.rollout.task import Task
 
 Rows = list[dict[str, Any]]
 
-SEEDS: Rows = [
-    {
-        "prompt": "What is 15% of 200?",
-        "interaction_kwargs": {"name": "gsm8k", "query": "What is 15% of 200?", "ground_truth": "30"},
-    },
-    {
-        "prompt": "Write a function to check if a number is prime",
-        "interaction_kwargs": {"name": "code_verifier", "code_type": "python", "expected_behavior": "True for primes"},
-    },
-]
 VERL: Rows = [
     {
         "data_source": "openai/gsm8k",
-        "agent_name": "tool_agent",
         "prompt": [{"role": "system", "content": "Use the tool."}, {"role": "user", "content": "1 + 1?"}],
-        "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": "2"},
         "extra_info": {
-            "split": "train",
-            "index": 0,
-            "answer": "1 + 1 = 2 #### 2",
-            "question": "1 + 1?",
             "need_tools_kwargs": True,
             "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "2"}}},
             "tool_selection": ["calc_gsm8k_reward"],
@@ -51,19 +35,10 @@ VERL: Rows = [
     },
     {
         "data_source": "sandbox",
-        "agent_name": "tool_agent",
         "prompt": [{"role": "user", "content": "Run it."}],
-        "ability": "code",
         "reward_model": {"style": "rule", "ground_truth": "ok"},
-        "extra_info": {"split": "train", "index": 1, "tools_kwargs": {"code": {"create_kwargs": {"memory": 64}}}},
+        "extra_info": {"index": 1, "tools_kwargs": {"code": {"create_kwargs": {"memory": 64}}}},
     },
-]
-SWIFT: Rows = [
-    {
-        "messages": [{"role": "system", "content": "Think."}, {"role": "user", "content": "What is the root?"}],
-        "problem": "What is the root?",
-        "solution": "It is \\boxed{12}.",
-    }
 ]
 
 
@@ -101,19 +76,16 @@ def held(folder: Path, rows: Rows) -> Any:
 
 Form = Callable[[Path, Rows], Any]
 FORMS: list[Form] = [jsonl, parquet, saved, split, dataset, held]
-forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 
 def one(row: dict[str, Any], **options: Any) -> Task:
     return load_rows([row], **options)[0]
 
 
-@forms
-@pytest.mark.parametrize("rows", [SEEDS, VERL, SWIFT], ids=["seeds", "verl", "swift"])
-def test_row_is_the_same_task_in_every_format(form: Form, rows: Rows, tmp_path: Path) -> None:
-    tasks = load_rows(form(tmp_path, rows))
-    meant = load_rows(rows)
-    assert len(tasks) == len(rows)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_row_is_the_same_task_in_every_format(form: Form, tmp_path: Path) -> None:
+    tasks, meant = load_rows(form(tmp_path, VERL)), load_rows(VERL)
+    assert len(tasks) == 2
     assert [(t.id, t.messages, t.truth, t.session_task) for t in tasks] == [
         (t.id, t.messages, t.truth, t.session_task) for t in meant
     ]
@@ -201,7 +173,7 @@ def test_hub_dataset_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.Monke
 
     def load_dataset(name: str, subset: str | None, *, split: str, revision: str | None) -> Any:
         asked.append((name, subset, split))
-        return datasets.Dataset.from_list(SEEDS)
+        return datasets.Dataset.from_list(VERL)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gateway.errors import ConfigError
 from gateway.media.sniff import to_data_uri
 from gateway.types import Image
 from tests.sample_images import animation, decode, encode, plain_image, png, truncated_png
+from tests.trainer.test_data import Form, jsonl, parquet, saved
 from trainer.data import load_rows
 from trainer.rollout.task import Task
 
@@ -83,22 +83,10 @@ def test_image_can_have_every_supported_form(form: Callable[[Path], Any], tmp_pa
         assert one({"prompt": [{"role": "user", "content": [part]}]}).media == column.media
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "saved"])
-def test_paths_are_relative_to_the_data_file(form: str, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    rows = [{"prompt": "<image>?", "images": ["a.png"]}, {"prompt": "none", "images": []}]
-    if form == "jsonl":
-        source = folder / "rows.jsonl"
-        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif form == "parquet":
-        source = folder / "rows.parquet"
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
-    else:
-        source = folder
-        datasets.disable_progress_bars()
-        datasets.Dataset.from_list(rows).save_to_disk(str(folder))
-    (folder / "a.png").write_bytes(RED)
+@pytest.mark.parametrize("form", [jsonl, parquet, saved])
+def test_paths_are_relative_to_the_data_file(form: Form, tmp_path: Path) -> None:
+    source = form(tmp_path, [{"prompt": "<image>?", "images": ["a.png"]}, {"prompt": "none", "images": []}])
+    ((tmp_path / "saved") if form is saved else tmp_path).joinpath("a.png").write_bytes(RED)
     tasks = load_rows(source)
     assert [task.media for task in tasks] == [(Image(RED),), ()]
     assert tasks[1].messages == ({"role": "user", "content": "none"},)

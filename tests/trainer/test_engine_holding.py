@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.trainer import tiny_models
-from tests.trainer.model_folders import save_tiny_model
 from trainer.engine.base import Generation, Sampling
 from trainer.engine.torch import choose_holding
 from trainer.engine.torch.torch_engine import TorchEngine
@@ -37,16 +36,11 @@ def every_size_shares(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def make_for(folder: Path, mode: str, **update: Any) -> tuple[Any, Policy]:
-    policy = Policy.load(folder, UpdateSettings(**update))
-    template = load_template(folder, TemplateSettings())
+def make_for(model: Path, mode: str, **update: Any) -> tuple[Any, Policy]:
+    policy = Policy.load(model, UpdateSettings(**update))
+    template = load_template(model, TemplateSettings())
     settings = ModeSettings(mode=mode, engine="torch")
-    return make_engine(settings, folder, template, Path("logs"), policy=policy), policy
+    return make_engine(settings, model, template, Path("logs"), policy=policy), policy
 
 
 def shared_pointers(engine: Any, policy: Policy) -> set[str]:
@@ -56,8 +50,8 @@ def shared_pointers(engine: Any, policy: Policy) -> set[str]:
     return {name for name, value in policy.model.named_parameters() if value.ndim == 2 and value.data_ptr() in held}
 
 
-def test_synchronous_run_has_one_copy_of_the_weights(folder: Path, every_size_shares: None, one_thread: None) -> None:
-    engine, policy = make_for(folder, "synchronous")
+def test_synchronous_run_has_one_copy_of_the_weights(model: Path, every_size_shares: None, one_thread: None) -> None:
+    engine, policy = make_for(model, "synchronous")
     matrices = {name for name, value in policy.model.named_parameters() if value.ndim == 2}
     assert shared_pointers(engine, policy) == matrices and matrices
 
@@ -67,9 +61,9 @@ def test_synchronous_run_has_one_copy_of_the_weights(folder: Path, every_size_sh
     [("one_step_off", {}), ("asynchronous", {}), ("synchronous", {"lora": LoraSettings(rank=1)})],
 )
 def test_engine_keeps_its_copy_where_weights_differ_or_change_during_rollouts(
-    folder: Path, mode: str, update: dict[str, Any], every_size_shares: None, one_thread: None
+    model: Path, mode: str, update: dict[str, Any], every_size_shares: None, one_thread: None
 ) -> None:
-    engine, policy = make_for(folder, mode, **update)
+    engine, policy = make_for(model, mode, **update)
     assert not shared_pointers(engine, policy)
 
 
@@ -114,13 +108,3 @@ def test_engine_that_shares_weights_makes_no_step_from_release_until_publish(one
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
     assert anyio.run(generate, model, "copied").ids == after[0].ids
-
-
-def test_bfloat16_is_told_and_stays_close(one_thread: None) -> None:
-    model = tiny_models.load_model()
-    engine = TorchEngine(model, holding="bfloat16")
-    assert not engine.capabilities.is_exact and "bfloat16" in engine.capabilities.notes[0]
-    written = anyio.run(generate, model, "bfloat16")
-    exact = tiny_models.compute_logprobs(model, PROMPT, written.ids, 1.0)
-    differences = [abs(one - other) for one, other in zip(written.logprobs, exact, strict=True)]
-    assert 1e-5 < max(differences) < 0.5

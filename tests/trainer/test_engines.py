@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import trainer.engines
-from tests.trainer.model_folders import save_tiny_model
 from trainer.engine.base import EngineError
 from trainer.engine.sglang import server_process
 from trainer.engine.sglang.sglang_engine import SGLangEngine
@@ -21,11 +20,6 @@ from trainer.engine.torch.torch_engine import TorchEngine
 from trainer.engines import make_engine
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings, TemplateSettings
 from trainer.setup import load_template
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def made(model: Path, engine: str, **serving: Any) -> Any:

@@ -53,18 +53,6 @@ def test_run_length_versions_expand_to_the_version_of_each_id(versions: list[int
 
 
 @given(ledgers())
-def test_rewards_are_listed_by_the_turn_that_they_answer(ledger: Ledger) -> None:
-    expected: list[list[float]] = []
-    for entry in ledger:
-        if entry.author is POLICY:
-            expected.append([])
-        if entry.reward is not None and expected:
-            expected[-1].append(entry.reward)
-    assert bitwise_key([list(turn) for turn in ledger.rewards]) == bitwise_key(expected)
-    assert len(ledger.rewards) == len(ledger.turns)
-
-
-@given(ledgers())
 def test_media_spans_match_the_spans_of_entries(ledger: Ledger) -> None:
     expected: list[MediaSpan] = []
     begin = 0
@@ -76,16 +64,6 @@ def test_media_spans_match_the_spans_of_entries(ledger: Ledger) -> None:
     assert list(ledger.media_spans) == expected
     assert list(ledger.images) == [span.medium for span in expected if isinstance(span.medium, Image)]
     assert list(ledger.messages) == [message for entry in ledger for message in entry.messages]
-
-
-@given(ledgers())
-def test_prompt_tokens_count_the_history_of_each_turn(ledger: Ledger) -> None:
-    prompt = cached = history = 0
-    for entry in ledger:
-        if entry.author is POLICY:
-            prompt, cached = prompt + history, cached + entry.cached_tokens
-        history += len(entry.ids)
-    assert (ledger.prompt_tokens, ledger.cached_tokens) == (prompt, cached)
 
 
 def test_entry_rejects_missing_or_unexpected_logprobs() -> None:

@@ -5,27 +5,18 @@ from __future__ import annotations
 import io
 import re
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 
-import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gateway.gateway import Gateway
 from gateway.types import Outcome
-from tests.trainer.conversations import make_template
-from tests.trainer.tokenizer_families import FAMILIES
-from trainer.engine.base import EngineError, Generation, Sampling
-from trainer.engine.scripted import ScriptedEngine
+from trainer.engine.base import Generation
 from trainer.ledger import Author, Ledger
-from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
-from trainer.rollout.scheduler import Scheduler
 from trainer.rollout.steppers import Step
-from trainer.rollout.task import Task
 from trainer.view.counters import Durations, RolloutCounters
 from trainer.view.panel import format_status, rollout_panel
 from trainer.view.progress import RolloutProgress
@@ -55,20 +46,20 @@ def make_rollout(stop: StopReason = StopReason.DONE) -> Rollout:
 def make_counters() -> tuple[RolloutCounters, Clock]:
     """Counters in which two of four rollouts have ended, one of them is retried, and one waits for a tool."""
     counters = RolloutCounters(4, clock=(clock := Clock()))
-    for key in ("0/t/0", "0/t/1", "0/t/2"):
+    for key in ("0/a.1/t/0", "0/a.1/t/1", "0/a.1/t/2"):
         counters.on_state(key, "pending")
         counters.on_state(key, "generating")
-    counters.on_generation("0/t/0", make_generation(10), 100)
-    counters.on_state("0/t/0", "calling")
-    counters.on_step("0/t/0", make_step("search", Outcome.TIMEOUT, 2.0), 2.0)
-    counters.on_step("0/t/0", make_step("no_such_tool", Outcome.INVALID, 9.0), 9.0)
-    counters.on_end("0/t/0", make_rollout(StopReason.TOOL_FAILED))
-    counters.on_state("0/t/0.1", "pending")
-    counters.on_generation("0/t/1", make_generation(20, cached=99), 100)
-    counters.on_step("0/t/1", Step(outcomes=(Outcome.OK,), source="gsm8k"), 0.5)
-    counters.on_generation("0/t/1", make_generation(5, cached=100), 130)
-    counters.on_end("0/t/1", replace(make_rollout(StopReason.FEEDBACK_DONE), infos={"drift": {"whitespace": 2}}))
-    counters.on_state("0/t/2", "calling")
+    counters.on_generation("0/a.1/t/0", make_generation(10), 100)
+    counters.on_state("0/a.1/t/0", "calling")
+    counters.on_step("0/a.1/t/0", make_step("search", Outcome.TIMEOUT, 2.0), 2.0)
+    counters.on_step("0/a.1/t/0", make_step("no_such_tool", Outcome.INVALID, 9.0), 9.0)
+    counters.on_end("0/a.1/t/0", make_rollout(StopReason.TOOL_FAILED))
+    counters.on_state("0/a.1/t/0.1", "pending")
+    counters.on_generation("0/a.1/t/1", make_generation(20, cached=99), 100)
+    counters.on_step("0/a.1/t/1", Step(outcomes=(Outcome.OK,), source="gsm8k"), 0.5)
+    counters.on_generation("0/a.1/t/1", make_generation(5, cached=100), 130)
+    counters.on_end("0/a.1/t/1", replace(make_rollout(StopReason.FEEDBACK_DONE), infos={"drift": {"whitespace": 2}}))
+    counters.on_state("0/a.1/t/2", "calling")
     clock.now += 10
     return counters, clock
 
@@ -195,24 +186,3 @@ def test_closed_terminal_does_not_end_the_run() -> None:
         screen.close()
         progress.on_state("0/t/0", "generating")
     assert progress.snapshot().states == {"generating": 1}
-
-
-async def test_rollouts_of_a_scheduler_are_counted() -> None:
-    counters, failures = RolloutCounters(6), [EngineError("out of memory")]
-
-    def script(ids: Sequence[int], sampling: Sampling, key: str) -> Generation | EngineError:
-        yes = (*template.tokenizer.encode("yes"), *template.stop_ids[:1])
-        return failures.pop() if failures else Generation(yes, (0.0,) * len(yes), "stop", cached_tokens=len(ids) - 1)
-
-    template = make_template(FAMILIES["hermes"])
-    tasks = [Task(name, ({"role": "user", "content": "really?"},)) for name in ("a.1/b", "c")]
-    with anyio.fail_after(60):
-        async with Gateway(()) as gateway:
-            runner = RolloutRunner(ScriptedEngine(script), template, gateway, observer=counters)
-            async with Scheduler(runner, 3).submit(tasks) as groups:
-                done = [group async for group in groups]
-    metrics = counters.metrics()
-    assert (len(done), metrics["rollouts/ended"], metrics["rollouts/refilled"]) == (2, 6, 1)
-    assert (metrics["stops/done"], metrics["stops/engine_failed"], metrics["time/left_s"]) == (6, 1, 0)
-    assert metrics["tokens/cached"] == metrics["tokens/possible"] == metrics["tokens/asked"] - 6
-    assert sum(value for name, value in metrics.items() if name.startswith("rollouts/")) == 7

@@ -9,8 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway.config.models import Limits
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
+from gateway.limits import LimitedToolset
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
 from gateway.types import Outcome, ToolResult
 from gateway.types import Task as SessionTask
@@ -107,14 +111,12 @@ async def test_tools_answer_calls_and_the_interaction_answers_text() -> None:
     ], "each request starts with exactly the ids of the one before"
 
 
-async def test_several_calls_of_a_turn_share_one_tool_entry() -> None:
-    template = make_template(HERMES)
-    turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})), "2 and 4")
-    rollout, _ = await run_rollout(turns, template=template)
-    (tool,) = [entry for entry in rollout.ledger if entry.author is Author.TOOL]
-    assert [message["content"] for message in tool.messages] == ["2", "4"]
-    assert tool.outcomes == (Outcome.OK, Outcome.OK)
-    assert len({call.id for call in rollout.ledger.turns[0].calls}) == 2
+async def test_instructions_of_tools_are_the_system_prompt() -> None:
+    tool = FunctionTool(add)
+    tool.spec = replace(tool.spec, instructions="Adds without error.")
+    tools = Gateway([Source("tools", LimitedToolset(NativeToolset([tool]), Limits()))])
+    rollout, _ = await run_rollout(encode_turns(make_template(HERMES), "done"), tools=tools)
+    assert rollout.ledger.messages[:2] == ({"role": "system", "content": "Adds without error."}, *QUESTION)
 
 
 async def test_invalid_calls_are_answered_with_an_explanation() -> None:

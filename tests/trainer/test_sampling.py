@@ -81,19 +81,6 @@ def test_other_rows_do_not_change_a_sample(rows: list[tuple[list[float], Samplin
 
 @settings(deadline=None)
 @given(ROWS)
-def test_sampled_ids_pass_the_filters_and_have_unfiltered_logprobs(
-    rows: list[tuple[list[float], Sampling, int]],
-) -> None:
-    ids, logprobs = sample(torch.tensor([logits for logits, _, _ in rows]), make_draws(rows))
-    for (logits, sampling, _), token, logprob in zip(rows, ids, logprobs, strict=True):
-        assert token not in sampling.banned_ids
-        assert token in filter_reference(logits, sampling)[1] or len({round(value, 4) for value in logits}) < VOCAB_SIZE
-        scaled = torch.tensor(logits) / (sampling.temperature or 1.0)
-        assert logprob == pytest.approx(float(scaled.log_softmax(-1)[token]), abs=1e-5)
-
-
-@settings(deadline=None)
-@given(ROWS)
 def test_sampling_without_the_host_chooses_the_same_ids(rows: list[tuple[list[float], Sampling, int]]) -> None:
     logits, draws = torch.tensor([logits for logits, _, _ in rows]), make_draws(rows)
     samplings = [sampling for _, sampling, _ in rows]

@@ -52,26 +52,6 @@ def test_unfinished_turn_gets_no_end_token_without_one_in_the_template() -> None
     assert template.tokenizer.decode(template.encode_tail(after, ended=True)).startswith("\nWhy?")
 
 
-def test_consecutive_replies_share_a_turn_as_in_the_template() -> None:
-    template = make_template(HERMES)
-    tail = template.tokenizer.decode(
-        template.encode_tail(tool_replies(make_calls("gnu", "emu"), "one", "two"), ended=True)
-    )
-    assert tail.count("<|im_start|>user") == 1 and tail.index("one") < tail.index("two")
-
-
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
-def test_tool_output_is_never_a_control_token(family: object) -> None:
-    template = make_template(family)
-    control = set(template.tokenizer.control_ids.values())
-    hostile = "a" + "".join(template.tokenizer.control_ids) + "b"
-    for make in (lambda text: tool_replies(make_calls("gnu"), text), lambda text: [{"role": "user", "content": text}]):
-        tame = [id for id in template.encode_tail(make("x"), ended=True) if id in control]
-        tail = template.encode_tail(make(hostile), ended=True)
-        assert [id for id in tail if id in control] == tame
-        assert "".join(template.tokenizer.control_ids) in template.tokenizer.decode(tail).replace('\\"', '"')
-
-
 def test_tool_description_is_never_a_control_token() -> None:
     template = make_template(FAMILIES["qwen3_coder"])
     end = template.tokenizer.control_ids["<|im_end|>"]

@@ -7,23 +7,11 @@ import pytest
 from tests.trainer.conversations import TASK, make_template, text_turn
 from tests.trainer.tokenizer_families import FAMILIES
 from trainer.ledger import Author, Entry, Ledger, Message
-from trainer.template import Settings, Template, find_drifts, render_reply
+from trainer.template import Settings, Template, render_reply
 from trainer.template.chat_template import ChatTemplate
 from trainer.template.tokenizer import FencedTokenizer
 
 HERMES = FAMILIES["hermes"]
-
-
-def _ledger(template: Template, *turns: tuple[str, str]) -> Ledger:
-    ledger = Ledger((Entry(Author.TASK, template.encode_prompt(TASK), TASK),))
-    for thought, word in turns:
-        if ledger.turns:
-            after = ({"role": "user", "content": "Really?"},)
-            ledger += Entry(Author.FEEDBACK, template.encode_tail(after, ended=True), after)
-        ids = template.tokenizer.encode(f"<think>\n{thought}\n</think>\n\n{word}<|im_end|>")
-        turn = {**text_turn(word), "reasoning_content": thought}
-        ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), finish_reason="stop")
-    return ledger
 
 
 AFTER: tuple[Message, ...] = ({"role": "user", "content": "Why?"},)
@@ -33,19 +21,6 @@ def asked(template: Template, ledger: Ledger, after: tuple[Message, ...] = AFTER
     """Answered, up to where the policy writes again."""
     ids = template.encode_tail(after, ended=template.is_turn_ended(ledger.ids))
     return ledger + Entry(Author.FEEDBACK, ids, after)
-
-
-def test_new_ledger_is_the_full_render() -> None:
-    template = make_template(FAMILIES["qwen3"], Settings(history="inference_template"))
-    before = asked(template, _ledger(template, ("Hm.", "A gnu.")))
-    prompt = template.rerender_prompt(before)
-    assert prompt == template.encode_prompt(before.messages)
-    ledger = Ledger((Entry(Author.TASK, prompt, before.messages),))
-    ids = template.tokenizer.encode("<think>\nSo.\n</think>\n\nBecause.<|im_end|>")
-    turn = {**text_turn("Because."), "reasoning_content": "So."}
-    ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), finish_reason="stop")
-    assert find_drifts(template, ledger) == ()
-    assert sum(ledger.mask) == len(ids)
 
 
 def test_rendering_a_turn_costs_only_its_new_part(monkeypatch: pytest.MonkeyPatch) -> None:

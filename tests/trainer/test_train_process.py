@@ -14,7 +14,6 @@ import pytest
 
 from gateway.gateway import Gateway
 from tests.live_server import live_server
-from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.policy_scripts import render_calls
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from trainer.rollout.rollout import StopReason
@@ -38,11 +37,6 @@ def doze() -> str:
     time.sleep(60)
     return "awake"
 '''
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ FILES: Mapping[str, str] = {
     "asked.jsonl": '{"prompt": "what is 2 + 2", "ground_truth": "4"}\n',
     "input.jsonl": '{"input": "what is 2 + 2", "output": "4"}\n',
     "target.jsonl": '{"prompt": "what is 2 + 2", "target": "4"}\n',
-    "long.jsonl": '{"prompt": "' + "what is it " * 9000 + '", "ground_truth": "4"}\n',
     "adapters/adapter_config.json": '{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-0.6B"}',
     "gguf/model.Q4_K_M.gguf": "GGUF",
     "foreign_rewards.py": """
@@ -36,18 +35,12 @@ def silent(text):
 def stream(text: str):
     "Yields words."
     yield text
-async def flow(text: str):
-    "Yields words."
-    yield text
 class Excutes(BaseTool):
     async def excute(self, instance_id, parameters, **kwargs):
         return "x", 0.0, {}
 class Plain:
     def run(self, text: str) -> str:
         return text
-class Bare:
-    async def execute(self, instance_id, parameters, **kwargs):
-        return "x", 0.0, {}
 """,
 }
 
@@ -85,13 +78,9 @@ def rewarded(function: str, *says: str, **more: Any) -> Mistake:
 MISTAKES: Mapping[str, Mistake] = {
     # Keys and values of the run file.
     "a misspelt key": in_file("run.yaml:1: promts: unknown key\n  remedy: did you mean `prompts`?", promts=4),
-    "a misspelt inner key": in_file(
-        "update.lora.rnk: unknown key", "did you mean `rank`?", update={"lora": {"rnk": 3}}
-    ),
     "a component's name": in_file(
         "'is right' is not a name that can be used here", reward={"components": {"is right": {"function": "answer"}}}
     ),
-    "lora at the top": in_file("you probably mean `update.lora`", lora={"rank": 8}),
     "a reporter without a list": in_file("report: expected a list", "write `report: [...]`", report="wandb"),
     "no rollouts": in_file("n: expected greater than 0, found 0", "leave it out: it is then 8", n=0),
     "a group of one": in_file("n is 1", "nothing would be learned", "set `n: 8`", n=1),
@@ -130,14 +119,6 @@ MISTAKES: Mapping[str, Mistake] = {
         "cannot score every row",
         "rename the column `target` to `answer`",
         data="target.jsonl",
-        demo=None,
-        code=1,
-        reward={"components": {"answer": {"function": "answer"}}},
-    ),
-    "prompts that take the whole rollout": in_file(
-        "limits.rollout_tokens is 160",
-        "every prompt",
-        data="long.jsonl",
         demo=None,
         code=1,
         reward={"components": {"answer": {"function": "answer"}}},

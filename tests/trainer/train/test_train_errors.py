@@ -23,20 +23,16 @@ from trainer.storage.rollout_file import Rollouts
 # Numbers that are none.
 
 
-@pytest.mark.parametrize(
-    ("body", "more", "says"),
-    [
-        ("raise ValueError('no such column')", {}, "raised ValueError: no such column"),
-        ("time.sleep(20)", {"timeout_s": 0.05}, "returned nothing within 0.05 s"),
-    ],
-)
 def test_run_stops_with_reasons_after_a_step_without_a_scored_rollout(
-    run: Run, caplog: pytest.LogCaptureFixture, body: str, more: dict[str, Any], says: str
+    run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    output = run("--config", write_config(reward=user_reward(body, **more)), "--out", "r", code=2)
+    hangs = user_reward("time.sleep(20)", timeout_s=0.05)
+    output = run("--config", write_config(reward=hangs), "--out", "r", code=2)
     assert "rollouts have no reward" not in output, "the error tells it"
     assert "no rollout of step 1 could be scored, so the run stops; the reasons:\n  4 x component 'mine'" in output
-    assert says in output and "continue with --resume" in output and "Traceback" not in output
+    assert (
+        "returned nothing within 0.05 s" in output and "continue with --resume" in output and "Traceback" not in output
+    )
     assert [line["rollout/lost"] for line in read_run_metrics("r")] == [4]
     assert all(rollout.reward is None for rollout in Rollouts(Path("r"))), "lost, and not a reward of 0"
     assert [record.levelname for record in caplog.records if "not scored: " in record.message] == ["WARNING"]
@@ -73,18 +69,6 @@ def test_failing_user_round_weights_end_the_run_which_resumes_once_fixed(run: Ru
 def fill_with_nan(weights: Any) -> None:
     with torch.no_grad():
         next(weights.parameters()).fill_(math.nan)
-
-
-def test_non_finite_weights_end_the_run_without_a_checkpoint(run: Run, place: Path) -> None:
-    from trainer.model import load_model
-
-    shutil.copytree(demo_model(), "poisoned")
-    weights = load_model("poisoned")
-    fill_with_nan(weights)
-    weights.save_pretrained("poisoned")
-    output = run("--config", write_config(model="poisoned"), "--out", "r", code=2)
-    assert "12 x engine_failed: the model's logits are not finite" in output and "`update.lr`" in output
-    assert list_checkpoints("r") == []
 
 
 def test_non_finite_loss_names_its_rollout_and_skips_the_update(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
