@@ -1,10 +1,11 @@
-"""Continuous batching: publish and cancellation while sequences are generated."""
+"""Continuous batching: publish, cancellation, streaming and failures while sequences are generated."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 
 import anyio
 import pytest
@@ -145,3 +146,106 @@ async def test_engine_leaves_no_thread_or_reference_behind() -> None:
     gc.collect()
     assert engine_reference() is None
     assert threading.active_count() <= threads + 1  # The event loop's pool keeps its idle worker.
+
+
+async def test_embedded_engine_reports_ids_of_those_who_ask_while_all_generate(engine: TorchEngine) -> None:
+    prompt, seen = tiny_models.random_prompt(30), list[int]()
+    results = {}
+
+    async def generate(seed: int) -> None:
+        on_ids = seen.extend if seed == 1 else None
+        results[seed] = await engine.generate(prompt, Sampling(max_tokens=40, seed=seed), on_ids=on_ids)
+
+    async with anyio.create_task_group() as tasks:
+        for seed in range(3):
+            tasks.start_soon(generate, seed)
+    assert tuple(seen) == results[1].ids and len(seen) == 40
+    alone = await engine.generate(prompt, Sampling(max_tokens=40, seed=1))
+    assert alone.ids == results[1].ids
+
+
+async def test_cancelled_request_reports_nothing_more(engine: TorchEngine) -> None:
+    seen = list[int]()
+    with anyio.CancelScope() as scope:
+
+        def report(ids: object) -> None:
+            seen.append(1)
+            scope.cancel()
+
+        await engine.generate(tiny_models.random_prompt(30), Sampling(max_tokens=200), on_ids=report)
+    assert scope.cancelled_caught
+    count = len(seen)
+    await engine.generate(tiny_models.random_prompt(30), Sampling(max_tokens=20))
+    assert len(seen) == count
+
+
+def raises(error: Exception) -> Callable[..., object]:
+    def fail(*_: object) -> object:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("a kernel broke"), "RuntimeError: a kernel broke"),
+        (torch.OutOfMemoryError("20 GiB"), "lower `concurrency.running_requests` or `limits.rollout_tokens`"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            "lower `concurrency.running_requests` or `limits.rollout_tokens`",
+        ),
+    ],
+)
+async def test_failing_step_ends_its_sequences_but_not_the_engine(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("trainer.engine.torch.paged_attention.AttentionPlan.attend", raises(error))
+        with pytest.raises(EngineError, match=reason):
+            await engine.generate(tiny_models.random_prompt(10), SHORT)
+    assert (await engine.generate(tiny_models.random_prompt(10), SHORT)).ids == tiny_models.generate_greedy(
+        tiny_models.load_model(), tiny_models.random_prompt(10), 6
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "kv_cache.KVCache.ensure_length",
+        "kv_cache.KVCache.read",
+        "kv_cache.PrefixCache.insert",
+        "continuous_batch.sample",
+    ],
+)
+async def test_every_sequence_fails_when_memory_runs_out_at_any_place(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    errors = []
+
+    async def generate(seed: int) -> None:
+        try:
+            await engine.generate(tiny_models.random_prompt(10, seed=seed), SHORT)
+        except EngineError as error:
+            errors.append(str(error))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"trainer.engine.torch.{function}", raises(MemoryError()))
+        async with anyio.create_task_group() as tasks:
+            for seed in (1, 2, 2):
+                tasks.start_soon(generate, seed)
+    assert ["out of memory" in error for error in errors] == [True] * 3
+    assert (await engine.generate(tiny_models.random_prompt(10), SHORT)).ids == tiny_models.generate_greedy(
+        tiny_models.load_model(), tiny_models.random_prompt(10), 6
+    )
+
+
+async def test_non_finite_weights_are_reported(engine: TorchEngine) -> None:
+    good_state = tiny_models.load_model().state_dict()
+    await engine.publish({name: tensor * torch.nan for name, tensor in good_state.items()}, 3)
+    with pytest.raises(EngineError, match="not finite under version 3"):
+        await engine.generate(tiny_models.random_prompt(10), SHORT)
+    await engine.publish(good_state, 4)
+    assert (await engine.generate(tiny_models.random_prompt(10), SHORT)).ids == tiny_models.generate_greedy(
+        tiny_models.load_model(), tiny_models.random_prompt(10), 6
+    )

@@ -133,9 +133,13 @@ def test_any_row_is_a_task_or_a_reported_error(row: dict[str, Any]) -> None:
         assert task.messages and task.id and json.dumps(task.messages)
 
 
-def test_unknown_names_are_reported_once_with_a_suggestion() -> None:
+def test_unknown_names_are_reported_once_with_a_suggestion_and_rows_are_not_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     row = {"tools": ["serch"], "tools_kwargs": {"calculater": {}}, "interaction_kwargs": {"name": "gsm8"}}
-    told = [str(error) for error in check_task_names(load_rows([ASKED, ASKED | row, ASKED | row]), SPECS)]
+    rows = load_rows([ASKED, ASKED | row, ASKED | row])
+    monkeypatch.delattr(type(rows), "_read")
+    told = [str(error) for error in check_task_names(rows, SPECS)]
     assert told == [
         "rows:2: tools: the gateway offers no tool 'serch' (1 more row names it)\n  remedy: did you mean 'search'?",
         "rows:2: tools_kwargs: the gateway offers no tool 'calculater' (1 more row names it)\n"
@@ -143,10 +147,3 @@ def test_unknown_names_are_reported_once_with_a_suggestion() -> None:
         "rows:2: interaction_kwargs.name: the gateway offers no interaction 'gsm8' (1 more row names it)\n"
         "  remedy: did you mean 'gsm8k'?",
     ]
-
-
-def test_names_of_rows_are_checked_without_reading_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = load_rows([ASKED | {"tools": ["serch"]}, ASKED])
-    monkeypatch.delattr(type(rows), "_read")
-    [mistake] = check_task_names(rows, SPECS)
-    assert str(mistake).startswith("rows:1: tools: the gateway offers no tool 'serch'\n")

@@ -15,7 +15,6 @@ ATEM = '<atem:function_calls><atem:invoke name="{}">{}</atem:invoke></atem:funct
 ATEM_FIELD = '<atem:parameter name="a">1</atem:parameter>'
 
 GOOD = [
-    ("lfm2", f"{L_OPEN}[now()]{L_CLOSE}", [("now", "{}")], ""),
     ("lfm2", f"Hm. {L_OPEN} [ add( a=1 , b = -2.5 ) ] {L_CLOSE}", [("add", '{"a": 1, "b": -2.5}')], "Hm."),
     (
         "lfm2",
@@ -31,7 +30,6 @@ GOOD = [
         [("say", '{"x": "\\\\d", "y": "\U0001f600"}')],
         "",
     ),
-    ("gemma4", f"{G_OPEN}call:now{{}}{G_CLOSE}", [("now", "{}")], ""),
     (
         "gemma4",
         f"I look.{G_OPEN}call:add{{a:1,note:{Q}x, }}]{Q},more:{{k:[true,null,{{}}],{Q}odd:key{Q}:-1.5}}}}{G_CLOSE}",
@@ -70,7 +68,6 @@ BAD = [
     ("lfm2", L_OPEN, "[ is missing"),
     ("lfm2", f"{L_OPEN}[]{L_CLOSE}", "the list of calls is empty"),
     ("lfm2", f"{L_OPEN}[add(1)]{L_CLOSE}", "an argument is not written as KEY=VALUE"),
-    ("lfm2", f"{L_OPEN}[add(a==1)]{L_CLOSE}", "an argument is not written as KEY=VALUE"),
     ("lfm2", f"{L_OPEN}[add(a=1, a=2)]{L_CLOSE}", "the argument 'a' is given twice"),
     ("lfm2", f"{L_OPEN}[add(a=b)]{L_CLOSE}", "a value is missing"),
     ("lfm2", f"{L_OPEN}[add(a=1", "it ends too early"),
@@ -84,12 +81,10 @@ BAD = [
     ("gemma4", f"{G_OPEN}call:add{{a:", "a value is missing"),
     ("gemma4", f"{G_OPEN}call:add{{a:{Q}x", f"{Q} is missing"),
     ("gemma4", f"{G_OPEN}call:add{{a:1,a:2}}{G_CLOSE}", "the argument 'a' is given twice"),
-    ("gemma4", f"{G_OPEN}call:add{{a:gnu}}{G_CLOSE}", "a value is missing"),
     ("gemma4", f"{G_OPEN}call:add{{1}}{G_CLOSE}", "a KEY: is missing"),
     ("gemma4", f"{G_OPEN}call:add{{a:1}}", f"{G_CLOSE} is missing"),
     ("cohere", f"{C_OPEN}{{}}{C_CLOSE}", "a JSON list is missing"),
     ("cohere", f'{C_OPEN}[{{"tool_name": "a", "arguments": {{}}}}]{C_CLOSE}', 'it has no "parameters"'),
-    ("cohere", f'{C_OPEN}[{{"name": "a", "parameters": {{}}}}]{C_CLOSE}', 'it has no "tool_name"'),
     ("phi4", f"{P_OPEN}[]{P_CLOSE}", "the list of calls is empty"),
     ("phi4", f'{P_OPEN}[{{"name": "a"}}]', f"{P_CLOSE} is missing"),
     ("minimax", f"{M_OPEN}{M_CLOSE}", '<invoke name=" is missing'),
@@ -103,17 +98,12 @@ BAD = [
     ("muse", f" to=a<|message|>{ATEM.format('a', '')[:-5]}", "</atem:function_calls> is missing"),
     # Hostile ones.
     ("lfm2", f"{L_OPEN}[add(a=__import__('os').system('id'))]{L_CLOSE}", "a value is missing"),
-    ("lfm2", f"{L_OPEN}[__import__('os').system(a='id')]{L_CLOSE}", "an argument is not written as KEY=VALUE"),
     ("lfm2", f"{L_OPEN}[add(a={'[' * 90_000}", "nested deeper than"),
     ("lfm2", f"{L_OPEN}[add(a={'9' * 9000})]{L_CLOSE}", "a number is too large"),
     ("lfm2", f"{L_OPEN}[add(a=1e999)]{L_CLOSE}", "a number is too large"),
     ("lfm2", f"{L_OPEN}[{'x' * 9000}(a=1)]{L_CLOSE}", "NAME( is missing"),
     ("lfm2", f"{L_OPEN}[add(a=0x10)]{L_CLOSE}", "',' or ')' is missing"),
     ("gemma4", f"{G_OPEN}call:add{{a:{'{b:' * 90_000}", "nested deeper than"),
-    ("gemma4", f"{G_OPEN}call:add{{a:NaN}}{G_CLOSE}", "NaN is not JSON"),
-    ("gemma4", f"{G_OPEN}call:{'x' * 9000}{{}}{G_CLOSE}", "needs the name of a tool"),
-    ("phi4", f"{P_OPEN}[{'[' * 90_000}", "nested deeper than"),
-    ("minimax", f'{M_OPEN}<invoke name="a{M_OPEN}"></invoke>{M_CLOSE}', "needs the name of a tool"),
 ]
 
 

@@ -116,7 +116,6 @@ BAD = [
     ("hermes", f'<tool_call>{{"name": "add", "arguments": {"9" * 5000}}}</tool_call>', "a number is too large"),
     ("hermes", f'<tool_call>{{"name": "add", "arguments": {"[" * 90_000}', "nested deeper than"),
     ("hermes", "<tool_call>__import__('os').system('id')</tool_call>", "a JSON object is missing"),
-    ("qwen3_coder", "<tool_call><function=a><tool_call></function></tool_call>", "<parameter= or </function>"),
 ]
 
 

@@ -18,22 +18,6 @@ from trainer.rollout.rollout import StopReason
 from trainer.rollout.steppers import ToolsAndFeedback, Turn
 
 
-async def test_groups_are_yielded_in_the_order_in_which_they_finish() -> None:
-    tool = BlockingTool()
-    async with (
-        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
-        harness.make_scheduler(2).submit(make_tasks("slow", "quick")) as groups,
-    ):
-        first = await anext(groups)
-        tool.event("slow").set()
-        second = await anext(groups)
-        with pytest.raises(StopAsyncIteration):
-            await anext(groups)
-    assert (first.task.id, second.task.id) == ("quick", "slow")
-    assert [rollout.index for rollout in second.rollouts] == [0, 1]
-    assert {rollout.group for rollout in first.rollouts} == {"1"}
-
-
 def engine_fails_first_rollout(failures: int, error: str = "out of memory") -> Script:
     """A script: the engine fails each group's first rollout this many times; then the answer is correct."""
     correct = script_by_task({"*": ("It is #### 7",)})

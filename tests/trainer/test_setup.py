@@ -48,16 +48,11 @@ def test_plugin_is_loaded_from_a_module_or_a_file(plugins: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("{file}:Needy", "cannot be instantiated.*existing object"),
-        ("{file}:half", "lacks check_finished"),
-        ("{file}:Mien", "did you mean 'Mine'"),
-        ("nowhere.py:Mine", "no such file"),
-    ],
+    [("Needy", "cannot be instantiated.*existing object"), ("half", "lacks check_finished")],
 )
 def test_invalid_plugin_is_reported_with_a_remedy(plugins: Path, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){words}"):
-        make_stepper(settings(name.format(file=plugins)))
+        make_stepper(settings(f"{plugins}:{name}"))
 
 
 async def test_result_limit_of_the_run_applies_to_tools_without_one(tmp_path: Path) -> None:

@@ -76,18 +76,6 @@ def test_models_own_module_in_bfloat16_is_noted() -> None:
     assert not capabilities.is_exact and capabilities.notes[1].startswith("computes products in bfloat16")
 
 
-async def test_siblings_prefill_their_prompt_once(engine: TorchEngine) -> None:
-    prompt, results = tiny_models.random_prompt(100), []
-
-    async def sibling(seed: int) -> None:
-        results.append((await engine.generate(prompt, Sampling(max_tokens=5, seed=seed), group="g")).cached_tokens)
-
-    async with anyio.create_task_group() as tasks:
-        for seed in range(8):
-            tasks.start_soon(sibling, seed)
-    assert sorted(results) == [0] + [99] * 7
-
-
 async def test_small_prefix_cache_evicts_and_ids_stay_correct() -> None:
     model = tiny_models.load_model()
     async with TorchEngine(model, cache_bytes=60 * 1024) as engine:
@@ -151,26 +139,6 @@ def test_other_sequences_change_no_id_and_no_bit_of_a_logprob(family: str, threa
     torch.set_num_threads(threads)
     run()
     torch.set_num_threads(1)
-
-
-@pytest.mark.parametrize("family", ["qwen3", "biased"])
-def test_whole_batches_give_the_models_logprobs_whatever_is_beside(family: str) -> None:
-    model = tiny_models.load_model(family)
-
-    async def check(requests: list[tuple[int, int, Sampling]]) -> None:
-        async with TorchEngine(model, max_sequences=5, deterministic=False) as engine:
-            generations = await _generate_all(engine, requests)
-        for (seed, length, sampling), generation in zip(requests, generations, strict=True):
-            prompt = tiny_models.random_prompt(length, seed=seed)
-            expected = tiny_models.compute_logprobs(model, prompt, generation.ids, sampling.temperature or 1.0)
-            assert generation.logprobs == pytest.approx(expected, abs=1e-4)
-
-    @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(st.lists(REQUEST, min_size=1, max_size=9))
-    def run(requests: list[tuple[int, int, Sampling]]) -> None:
-        anyio.run(check, requests)
-
-    run()
 
 
 async def test_siblings_share_a_lane_until_they_sample_different_ids(monkeypatch: pytest.MonkeyPatch) -> None:

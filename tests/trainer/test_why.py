@@ -6,22 +6,13 @@ from hypothesis import given
 
 from tests.trainer.rollout_strategies import bitwise_key, rollouts
 from tests.trainer.sample_rollouts import RUN, decode
-from trainer.ledger import Author
 from trainer.rollout.rollout import Rollout
 from trainer.view.why import RolloutCredit, explain_token
 
 
 def test_policy_token_is_trained_with_rewards() -> None:
-    report = explain_token(RUN, 0, 15, decode)
-    assert (report.author, report.turn, report.version, report.logprob, report.trained) == (
-        Author.POLICY,
-        0,
-        3,
-        -0.5,
-        True,
-    )
     assert (
-        str(report)
+        str(explain_token(RUN, 0, 15, decode))
         == """\
 token 15 of rollout 0: id 109, text 'm'
   within       1 and 2.<su»m«>3##!It is 3
