@@ -41,6 +41,8 @@ def test_words_set_nested_settings_lists_and_mappings(tmp_path: Path) -> None:
         ("update.lr=much", "update.lr: expected a valid number"),
         ("model.path=x", "model.path=x: `model` is no section there"),
         ("steps=[", "steps=[: has no YAML value"),
+        ("lora={rank: 8}", "lora: unknown key\n  remedy: you probably mean `update.lora`"),
+        ("update.warmup=4", "update.warmup: unknown key\n  remedy: you probably mean `update.warmup_steps`"),
     ],
 )
 def test_a_word_that_sets_nothing_is_refused(word: str, told: str, tmp_path: Path) -> None:
@@ -66,19 +68,6 @@ def test_an_evaluation_refuses_words_that_it_would_not_feel(tmp_path: Path) -> N
     (tmp_path / "run.json").write_text('{"settings": {"early_stop": {"window": 5}}}')
     done = CliRunner().invoke(app, ["eval", str(tmp_path)])
     assert done.exit_code == 2 and "settings.early_stop.window: a setting of the run does not fit" in done.output
-
-
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        ({"lora": {"rank": 8}}, "lora: unknown key\n  remedy: you probably mean `update.lora`"),
-        ({"update": {"warmup": 4}}, "update.warmup: unknown key\n  remedy: you probably mean `update.warmup_steps`"),
-    ],
-)
-def test_words_of_other_frameworks_are_answered_with_ours(values: Any, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as raised:
-        load(tmp_path, **values)
-    assert told in str(raised.value)
 
 
 def test_every_answer_names_a_setting() -> None:

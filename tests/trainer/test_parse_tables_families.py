@@ -52,13 +52,6 @@ GOOD = [
         [("add", '{"a": 1, "note": "2\\n"}'), ("now", "{}")],
         "So.",
     ),
-    (
-        "muse",
-        f" to=add<|message|>{ATEM.format('add', ATEM_FIELD)}"
-        f"<|eom|><|start|>assistant to=now<|message|>{ATEM.format('now', '')}",
-        [("add", '{"a": 1}'), ("now", "{}")],
-        "",
-    ),
     ("muse", " to=user<|message|>It is 4.", [], "It is 4."),
     ("muse", "No marks\n", [], "No marks\n"),
 ]

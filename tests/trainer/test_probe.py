@@ -1,4 +1,4 @@
-"""The template probe: accepts supported families, and tells what is wrong with others, and the setting that cures it."""
+"""The template probe: accepts supported families, tells what is wrong with others, and which setting cures it."""
 
 from __future__ import annotations
 

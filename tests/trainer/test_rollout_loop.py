@@ -22,7 +22,6 @@ from tests.feedback.interactions import Recorder
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, QUESTION, encode_turns, make_gateway, render_calls
 from tests.trainer.tokenizer_families import FAMILIES
-from trainer.engine.base import EngineError
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import OFFERED, Author
 from trainer.rollout.loop import RolloutRunner
@@ -200,26 +199,10 @@ async def test_failing_interaction_ends_the_rollout_unscored() -> None:
     assert "its judge is down" in rollout.reason and rollout.rewards == {} and rollout.reward is None
 
 
-async def test_engine_error_ends_the_rollout_with_engine_failed() -> None:
-    rollout, _ = await run_rollout([EngineError("out of memory")])
-    assert (rollout.stop, rollout.reason) == (StopReason.ENGINE_FAILED, "out of memory")
-    assert authors(rollout) == ["task"]
-
-
 async def test_tool_can_end_the_rollout() -> None:
     template = make_template(HERMES)
     rollout, _ = await run_rollout(encode_turns(template, render_calls(("finish", {}))), template=template)
     assert rollout.stop is StopReason.TOOL_DONE and rollout.rewards == {"call": 0.5}
-
-
-async def test_cancelling_a_rollout_cancels_its_calls_and_closes_its_session() -> None:
-    template = make_template(HERMES)
-    engine = ScriptedEngine({"g/t/0": encode_turns(template, render_calls(("hang", {})))})
-    with anyio.fail_after(60):
-        async with gateway() as open_gateway:
-            with anyio.move_on_after(0.1):
-                await RolloutRunner(engine, template, open_gateway).run(PLAIN_TASK, group="g")
-            assert not open_gateway.sessions
 
 
 async def test_inserted_text_continues_the_turn_and_is_masked() -> None:

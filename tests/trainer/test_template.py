@@ -11,7 +11,6 @@ import pytest
 from gateway.types import ToolSpec
 from tests.trainer.conversations import (
     TASK,
-    TOOL,
     TagParser,
     make_calls,
     make_template,
@@ -28,13 +27,6 @@ from trainer.parse.hermes import Hermes
 from trainer.template import Settings, Template, TemplateError, probe, render_reply
 
 HERMES = FAMILIES["hermes"]
-
-
-def test_prompt_equals_apply_chat_template() -> None:
-    tokenizer = make_tokenizer(HERMES)
-    template = Template.load(tokenizer, TagParser())
-    given = tokenizer.apply_chat_template(list(TASK), tools=[TOOL], add_generation_prompt=True)
-    assert list(template.encode_prompt(TASK, [TOOL])) == given["input_ids"]
 
 
 def test_tail_starts_after_the_policys_end_token() -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import trainer.policy.lora
 import trainer.policy.memory_plan
 from tests.trainer.train.jobs import ROOT, SMALL, demo_model
-from tests.trainer.train.trainings import NUMBERS, Run, list_checkpoints, read_run_metrics, user_reward, write_config
-from trainer.policy.policy import Policy
+from tests.trainer.train.trainings import Run, list_checkpoints, read_run_metrics, user_reward, write_config
 from trainer.storage.rollout_file import Rollouts
 
 # Numbers that are none.
@@ -50,48 +46,6 @@ def test_steps_before_one_without_scores_are_saved_and_the_resumed_run_trains_as
     run("--config", file, "--out", "undisturbed")
     assert read_run_metrics("r") == read_run_metrics("undisturbed")
     assert len(Rollouts(Path("r"))) == len(Rollouts(Path("undisturbed"))) == 16
-
-
-def test_failing_user_round_weights_end_the_run_which_resumes_once_fixed(run: Run) -> None:
-    file = Path(f"rounds_{next(NUMBERS)}.py")
-    file.write_text("def mine(ledger):\n    raise KeyError('turn')\n")
-    run_file = write_config(steps=1, algorithm={"name": "dapo", "credit": {"trained_turns": f"{file}:mine"}})
-    output = run("--config", run_file, "--out", "r", code=2)
-    assert "algorithm.credit.trained_turns: rollout 1-0-0/" in output and "mine raised KeyError: 'turn' (" in output
-    assert "remedy: fix that function, then continue with --resume" in output and "Traceback" not in output
-    assert len(Rollouts(Path("r"))) == 4, "what was over is saved"
-    file.write_text("def mine(ledger):\n    return ledger.mask\n")
-    sys.modules.pop(file.stem)
-    run("--resume", "--out", "r")
-    assert [line["step"] for line in read_run_metrics("r")] == [1]
-
-
-def fill_with_nan(weights: Any) -> None:
-    with torch.no_grad():
-        next(weights.parameters()).fill_(math.nan)
-
-
-def test_non_finite_loss_names_its_rollout_and_skips_the_update(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("--config", write_config(steps=2, reward=user_reward("return float(attempt.rollout.index)")), "--out", "r")
-    load = Policy.load
-
-    def spoilt(*given: Any, **more: Any) -> Policy:
-        policy = load(*given, **more)
-        resume = policy.resume
-        monkeypatch.setattr(policy, "resume", lambda folder: (resume(folder), fill_with_nan(policy.model)))
-        return policy
-
-    monkeypatch.setattr(Policy, "load", spoilt)
-    monkeypatch.setattr("trainer.engine.torch.torch_engine.TorchEngine.publish", publish_nothing)
-    output = run("--resume", "--out", "r", "--steps", 3, code=2)
-    assert (
-        "rollout 3-0-0/" in output and "nan" in output and "lower `update.lr`" in output and "Traceback" not in output
-    )
-    assert list_checkpoints("r") == ["000001", "000002"] and len(read_run_metrics("r")) == 2
-
-
-async def publish_nothing(*_: Any) -> None:
-    """The engine keeps the weights that it began with."""
 
 
 # What cannot begin.

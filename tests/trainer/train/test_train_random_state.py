@@ -7,13 +7,10 @@ import random
 import shutil
 from pathlib import Path
 
-import numpy
 import pytest
-import torch
 
 from tests.trainer.train.jobs import small_job
 from tests.trainer.train.trainings import string_console, write_tools
-from trainer.policy import rng
 from trainer.train.start import train
 
 LUCK = """
@@ -24,21 +21,6 @@ import torch
 def luck(attempt):
     return random.randrange(1000) + numpy.random.randint(1000) + int(torch.randint(1000, ()))
 """
-
-
-def draw_numbers() -> list[float]:
-    return [random.random(), random.gauss(), *numpy.random.normal(size=3), *torch.rand(3).tolist()]
-
-
-def test_random_states_are_restored(tmp_path: Path) -> None:
-    rng.seed_all(7)
-    draw_numbers()
-    rng.save_state(tmp_path)
-    expected = draw_numbers()
-    rng.seed_all(8)
-    assert draw_numbers() != expected
-    rng.restore_state(tmp_path)
-    assert draw_numbers() == expected
 
 
 async def test_random_reward_is_the_same_after_resuming(
