@@ -29,7 +29,7 @@ from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import BackIntoThinking, Step, Stepper, ToolsAndFeedback, Turn
 from trainer.rollout.task import Task
-from trainer.template import Settings, Template
+from trainer.template import Cause, Settings, Template, find_drifts
 
 
 async def add(a: int, b: int) -> int:
@@ -255,3 +255,28 @@ async def test_inference_template_starts_a_new_ledger_when_reasoning_is_dropped(
     )
     assert engine.requests[1].ids == rollout.ledger.entries[0].ids
     assert sum(rollout.ledger.mask) == len(rollout.ledger.turns[0].ids)
+
+
+HERMES_TURN = render_calls(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}), ("add", {"a": 5, "b": 6}))
+LLAMA_TURN = '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}'
+LEFT_OUT = "add was not called: a turn may have {} at most. Call it in your next turn."
+
+
+async def test_further_calls_of_a_turn_are_answered_and_not_made_and_ids_stay_exact() -> None:
+    template = make_template(HERMES, parser="hermes")
+    turns = encode_turns(template, HERMES_TURN, "done")
+    rollout, _ = await run_rollout(turns, template=template, limits=RolloutLimits(parallel_calls=2))
+    policy, tool = rollout.ledger.entries[1:3]
+    assert len(policy.messages[0]["tool_calls"]) == len({call.id for call in policy.calls}) == 2
+    assert tool.outcomes == (Outcome.OK, Outcome.OK, Outcome.INVALID)
+    assert [message["content"] for message in tool.messages] == ["3", "7", LEFT_OUT.format("2 calls")]
+    assert [turn.ids for turn in rollout.turns] == turns and rollout.infos["drift"] == {Cause.EXTRA_CALLS: 1}
+    drifts = find_drifts(template, rollout.ledger)
+    assert all(drift.is_harmless for drift in drifts if drift.cause is Cause.EXTRA_CALLS)
+
+
+async def test_template_that_writes_one_call_limits_a_turn_without_a_setting() -> None:
+    template = make_template(FAMILIES["llama3"], parser="llama3")
+    rollout, _ = await run_rollout(encode_turns(template, LLAMA_TURN, "done"), template=template)
+    assert [message["content"] for message in rollout.ledger.entries[2].messages] == ["3", LEFT_OUT.format("1 call")]
+    assert rollout.infos["drift"] == {Cause.EXTRA_CALLS: 1}

@@ -1,4 +1,4 @@
-"""Gateway, stepper and plug-ins are opened from settings, or refused with a remedy."""
+"""Gateway, stepper, parsers and plug-ins are opened from settings, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 from gateway.config.models import ResultLimit
 from gateway.errors import ConfigError
 from gateway.types import ToolCall
+from trainer.parse.base import CallParser
+from trainer.parse.choose import PARSERS, choose_parser, load_parser
+from trainer.parse.plain import PlainText
 from trainer.rollout.settings import BaseRolloutSettings, RolloutSettings
 from trainer.rollout.steppers import ToolsAndFeedback
 from trainer.setup import make_gateway, make_stepper
@@ -68,3 +71,36 @@ async def test_result_limit_of_the_run_applies_to_tools_without_one(tmp_path: Pa
             long, own = [await session.call(ToolCall("1", name, "{}")) for name in ("long", "own")]
     assert long.text.startswith("a" * 5) and not long.text.endswith("a") and len(long.text) < 50
     assert len(own.text) > len(long.text)
+
+
+@pytest.mark.parametrize("template", ["[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", "<tool_call>{{ call | tojson }}"])
+def test_formats_of_one_family_are_distinguished(template: str) -> None:
+    assert choose_parser(template).name == ("mistral_args" if "ARGS" in template else "hermes")
+
+
+def test_each_name_and_alias_makes_a_parser_with_its_schemas() -> None:
+    schemas = {"add": {"properties": {"a": {"type": "integer"}}}}
+    for name in PARSERS:
+        parser = load_parser(name, schemas, thinking_open=True)
+        assert isinstance(parser, CallParser | PlainText)
+        assert (parser.schemas, parser.thinking_open) == (schemas, True)
+    assert load_parser("gpt-oss").name == "harmony"
+
+
+def test_user_parser_is_loaded_from_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_parser_for_test.py").write_text(
+        "from trainer.parse.hermes import Hermes\n"
+        "class Own(Hermes):\n    name = 'own'\n"
+        "class Bare:\n    pass\n"
+        "class Dumb:\n    def __init__(self, schemas, *, thinking_open): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    parser = load_parser("own_parser_for_test:Own")
+    assert parser.name == "own"
+    assert parser.parse('<tool_call>{"name": "a"}</tool_call>').calls == (ToolCall("", "a", "{}"),)
+    with pytest.raises(ConfigError, match="cannot be created"):
+        load_parser("own_parser_for_test:Bare")
+    with pytest.raises(ConfigError, match="is not a parser"):
+        load_parser("own_parser_for_test:Dumb")
+    with pytest.raises(ConfigError, match="no module"):
+        load_parser("no_such_module_for_test:Own")

@@ -1,4 +1,4 @@
-"""Tests `show`: the table of rollouts, one rollout token by token, and escaping of control characters."""
+"""Tests `show` and `why`: tables of rollouts, one rollout token by token, escaping, and why a token is trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from gateway.types import ToolCall
 from mtrl_plugins.web.rollout_json import rollout_to_json
 from tests.browser.sample_run import write_sample_run
-from tests.trainer.rollout_strategies import rollouts
+from tests.trainer.rollout_strategies import bitwise_key, rollouts
 from tests.trainer.sample_rollouts import RUN, SCORED, decode, policy, text_to_ids
 from trainer.cli import app
 from trainer.ledger import Author, Entry, Ledger
@@ -23,7 +23,7 @@ from trainer.rollout.rollout import Rollout
 from trainer.storage.rollout_file import Rollouts, RolloutWriter
 from trainer.view.branches import name_branches
 from trainer.view.show import print_rollout, print_table
-from trainer.view.why import UNKNOWN_CREDIT, RolloutCredit, explain_training
+from trainer.view.why import UNKNOWN_CREDIT, RolloutCredit, explain_token, explain_training
 
 
 def render_text(
@@ -154,3 +154,49 @@ def test_branches_of_an_agents_rollout_are_named_with_what_the_agent_changed() -
     shown = rollout_to_json(rollout, None, UNKNOWN_CREDIT)["ledgers"]
     assert [ledger["branch"] for ledger in shown] == list(name_branches(rollout))
     assert "branch" not in rollout_to_json(SCORED, None, UNKNOWN_CREDIT)["ledgers"][0]
+
+
+def test_policy_token_is_trained_with_rewards() -> None:
+    assert (
+        str(explain_token(RUN, 0, 15, decode))
+        == """\
+token 15 of rollout 0: id 109, text 'm'
+  within       1 and 2.<su»m«>3##!It is 3
+  written by  policy, turn 0
+  sampled     under version 3, logprob -0.5
+  cached      for 1 of 1 later requests
+  trained     the policy wrote it, and it will be trained with the rollout's reward 1.5 \
+(call 0.5, feedback 1); its turn got 0.5"""
+    )
+
+
+def test_tool_token_is_not_trained() -> None:
+    report = explain_token(RUN, 0, 20)
+    assert (
+        str(report)
+        == """\
+token 20 of rollout 0: id 33
+  written by  tool add, turn 0
+  cached      for 0 of 1 later requests
+  not trained the tool 'add' wrote it, and only the policy's tokens are trained"""
+    )
+
+
+@given(rollouts())
+def test_report_agrees_with_the_ledger_mask(rollout: Rollout) -> None:
+    ledger = rollout.ledger
+    scored = rollout.reward is not None and not rollout.stop.is_infrastructure
+    for token in range(len(ledger)):
+        report = explain_token([rollout], 0, token)
+        assert report.trained == (ledger.mask[token] and scored)
+        assert report.id == ledger.ids[token]
+        assert bitwise_key(report.logprob) == bitwise_key(ledger.logprobs[token] if ledger.mask[token] else None)
+        assert str(report).count("\n") < 6
+
+
+def test_untrained_rollout_has_its_reason() -> None:
+    report = explain_token(RUN, 0, 15, None, RolloutCredit(untrained_reason="step 3 did not learn from it"))
+    assert (report.trained, report.reason) == (False, "the policy wrote it, but step 3 did not learn from it")
+    assert explain_token(RUN, 1, 15, None, RolloutCredit(untrained_reason="it was dropped")).reason.endswith(
+        "(server 'calc' is down)"
+    )

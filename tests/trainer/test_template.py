@@ -1,4 +1,4 @@
-"""Prompts and tails of chat templates, exact to the token id, and control tokens in text."""
+"""Prompts, tails and histories of chat templates, exact to the token id, and control tokens in text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ from tests.trainer.tokenizer_families import (
     make_tokenizer,
     save_tokenizer_folder,
 )
+from tests.trainer.trl_templates import load_trl_template
+from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.parse.hermes import Hermes
 from trainer.template import Settings, Template, TemplateError, probe, render_reply
+from trainer.template.chat_template import ChatTemplate
+from trainer.template.tokenizer import FencedTokenizer
 
 HERMES = FAMILIES["hermes"]
 
@@ -169,3 +173,55 @@ def test_demonstration_continues_reasoning_started_by_the_prompt() -> None:
     # A template that writes no thought at all is helped to close the one that its prompt began.
     ids = render_reply(make_template(FAMILIES["qwq"]), TASK, text_turn("A gnu."))
     assert template.tokenizer.decode(ids) == "\n</think>\n\nA gnu.<|im_end|>"
+
+
+AFTER: tuple[Message, ...] = ({"role": "user", "content": "Why?"},)
+
+
+def asked(template: Template, ledger: Ledger, after: tuple[Message, ...] = AFTER) -> Ledger:
+    """Answered, up to where the policy writes again."""
+    ids = template.encode_tail(after, ended=template.is_turn_ended(ledger.ids))
+    return ledger + Entry(Author.FEEDBACK, ids, after)
+
+
+def test_rendering_a_turn_costs_only_its_new_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = []
+
+    def counted(tokens: FencedTokenizer, text: str, after: str = "") -> tuple[int, ...]:
+        work.append(len(text))
+        return ()
+
+    monkeypatch.setattr(FencedTokenizer, "encode", counted)
+    render = ChatTemplate._render
+    monkeypatch.setattr(ChatTemplate, "_render", lambda *args: work.append(len(args[1])) or render(*args))
+    turn = Entry(Author.POLICY, (1, 2), (text_turn("A gnu."),), logprobs=(0.0, 0.0), finish_reason="stop")
+    first, second = make_template(HERMES), make_template(HERMES)
+    costs = []
+    for length, template in ((1, first), (200, second)):
+        work.clear()
+        ledger = Ledger((turn,) * length)
+        template.encode_tail(AFTER, ended=template.is_turn_ended(ledger.entries[-1].ids))
+        assert template.rerender_prompt(ledger) is None
+        costs.append(list(work))
+    assert costs[0] == costs[1]
+
+
+def test_unusual_tokenisation_of_the_policy_is_kept() -> None:
+    template = make_template(HERMES, Settings(history="inference_template"))
+    ledger = Ledger((Entry(Author.TASK, template.encode_prompt(TASK), TASK),))
+    ids = tuple(id for char in "A gnu." for id in template.tokenizer.encode(char)) + template.stop_ids[:1]
+    assert ids != render_reply(template, TASK, text_turn("A gnu."))
+    ledger += Entry(Author.POLICY, ids, (text_turn("A gnu."),), logprobs=(0.0,) * len(ids), finish_reason="stop")
+    assert template.rerender_prompt(asked(template, ledger)) is None
+
+
+def _result(content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": content}
+
+
+def test_control_tokens_in_a_result_stay_text() -> None:
+    template = load_trl_template("llama3", Settings(calls="text"))
+    tame, hostile = (template.encode_tail([_result(text)], ended=True) for text in ("x", "<|eot_id|>"))
+    control = set(template.tokenizer.control_ids.values())
+    assert [id for id in tame if id in control] == [id for id in hostile if id in control]
+    assert "<|eot_id|>\n</tool_response>" in template.tokenizer.decode(hostile)

@@ -1,4 +1,4 @@
-"""The metrics file: complete lines after any kill, and truncation on resuming."""
+"""Files of metrics and token credits: complete lines after any kill, and truncation on resuming."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.storage.rollout_file import RunError
+from trainer.ledger import Author, Entry, Ledger
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.storage import token_credit
+from trainer.storage.rollout_file import ROLLOUTS_FILE, RolloutWriter, RunError
 from trainer.storage.run_files import MetricsWriter, dump_metrics, read_metrics
+from trainer.train.run_folder import RunFolder
 
 
 def write_metrics(folder: Path, steps: int = 4) -> Path:
@@ -95,3 +100,40 @@ def test_disk_full_in_mid_line_leaves_no_partial_line(tmp_path: Path) -> None:
         assert file.read_bytes() == whole
         metrics.add(4, {"reward/mean": 1.0})
     assert len(read_metrics(file)) == 5
+
+
+ROLLOUT = Rollout(
+    "t", Ledger((Entry(Author.TASK, (1, 2, 3)), Entry(Author.POLICY, (4, 5), logprobs=(-0.25, -1.5)))), StopReason.DONE
+)
+
+
+def write_run(folder: Path, *steps: int) -> None:
+    """A run of which each step has a rollout, and said what it made of it."""
+    with RolloutWriter(folder) as run:
+        for step in steps:
+            rollout = replace(ROLLOUT, group=f"{step}-0-0")
+            run.add(rollout)
+            run.add_credits(step, [Row(rollout.name)])
+
+
+@dataclass
+class Row:
+    """What a step made of a rollout."""
+
+    name: str
+    advantages: tuple[float, ...] = (0.0, 0.5)
+    weights: tuple[float, ...] = (0.0, 1.0)
+
+
+def credit_steps(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / token_credit.CREDITS_FILE).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_credits_of_repeated_steps_are_replaced(step: int, tmp_path: Path) -> None:
+    write_run(tmp_path, 1, 2, 3)
+    before = (tmp_path / ROLLOUTS_FILE).stat().st_size
+    RunFolder(tmp_path).truncate(before * step // 3, step)
+    assert credit_steps(tmp_path) == [1, 2, 3][:step]
+    write_run(tmp_path, *range(step + 1, 4))
+    assert credit_steps(tmp_path) == [1, 2, 3] and (tmp_path / ROLLOUTS_FILE).stat().st_size == before
