@@ -1,18 +1,28 @@
-"""The command `rollout` on the shipped configuration, with a tiny random model."""
+"""The command `rollout` on the shipped configuration, in this process and as one with signals and children."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 import trainer.collect_rollouts
 import trainer.policy.memory_plan
+from gateway.gateway import Gateway
+from tests.live_server import live_server
 from tests.trainer.cli_data import FEEDBACK_ROW, PLAIN_ROW, ROOT, SMALL_SETTINGS, RunCommand, write_rows
 from tests.trainer.native_tools import native_tools
+from tests.trainer.policy_scripts import render_calls
+from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.scripted_train import make_scripted_engine
+from trainer.rollout.rollout import StopReason
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_status import RunStatus
 
@@ -89,3 +99,103 @@ def test_run_without_scored_rollouts_fails_with_reasons(
     assert "groups: 0 whole, 0 short of a rollout, 1 dropped" in output
     assert json.loads(Path("r/metrics.json").read_text())["groups/dropped"] == 1
     assert len(Rollouts(Path("r"))) == 6 and "saved in r" in output
+
+
+SCRIPTED = Path(__file__).with_name("scripted_train.py")
+LEAVE_S = 90.0
+
+SLOW = '''
+import time
+import anyio
+
+async def wait() -> str:
+    """Never answers."""
+    await anyio.sleep_forever()
+
+def doze() -> str:
+    """Holds a thread for a minute."""
+    open("dozing", "w").close()
+    time.sleep(60)
+    return "awake"
+'''
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """The shipped configuration, and tools that hold whoever calls them."""
+    tools = tmp_path / "tool_configs"
+    tools.mkdir()
+    (tools / "slow.py").write_text(SLOW)
+    (tools / "tools.yaml").write_text(
+        "tools:\n  - function: slow:wait\n  - function: slow:doze\n  - server: notebook\n    isolation: process\n"
+        "    warm: 1\n"
+    )
+    notebook = str(ROOT / "tool_configs/servers/notebook.py")
+    servers = {"mcpServers": {"notebook": {"command": sys.executable, "args": [notebook]}}}
+    (tmp_path / "mcp_servers.json").write_text(json.dumps(servers))
+    return tmp_path
+
+
+def saved(run: Path) -> int:
+    return len(Rollouts(run)) if (run / "rollouts.jsonl").exists() else 0
+
+
+def interrupted(process: subprocess.Popen[str]) -> str:
+    """Sends SIGINT and returns the output; asserts that the process and its children end in time."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert time.monotonic() - began < LEAVE_S, output
+    assert process.returncode == 130, output
+    assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+    return output
+
+
+def rows(slow: Path, *ids: str) -> str:
+    file = slow / "tasks.jsonl"
+    file.write_text("".join(json.dumps({"id": id, "prompt": f"What of {id}?"}) + "\n" for id in ids))
+    return str(file)
+
+
+@pytest.mark.parametrize("tool", ["wait", "doze"])
+def test_ctrl_c_closes_everything_and_saves_finished_rollouts(tool: str, slow: Path, model: Path) -> None:
+    says = {
+        "quick": [render_calls(("write_note", {"text": "kept"})), "done"],
+        "held": [render_calls(("write_note", {"text": "lost"})), render_calls((tool, {}))],
+    }
+    (slow / "says.json").write_text(json.dumps(says))
+    words = (
+        "--model",
+        str(model),
+        "--data",
+        rows(slow, "quick", "held"),
+        "--out",
+        "runs/a",
+        "--n",
+        "2",
+        "--record",
+    )
+    with run_process(slow, str(SCRIPTED), "says.json", "rollout", *words) as process:
+        wait_until(lambda: saved(slow / "runs/a") == 2 and (tool == "wait" or (slow / "dozing").exists()), process)
+        output = interrupted(process)
+    assert "mtrl-train: stopped; rollouts that ended before are saved" in output and "Traceback" not in output
+    rollouts = list(Rollouts(slow / "runs/a"))
+    assert {rollout.task for rollout in rollouts} == {"quick"}
+    assert {rollout.stop for rollout in rollouts} == {StopReason.DONE}
+    assert json.loads((slow / "runs/a/metrics.json").read_text())["rollouts/ended"] >= 2
+    assert (slow / "runs/a/tape/tape.jsonl").read_text().count("kept") >= 2
+
+
+def test_tools_can_be_those_of_a_remote_gateway(slow: Path, model: Path) -> None:
+    says = {"t": [render_calls(("add", {"a": 3, "b": 4}), ("write_note", {"text": "x"})), "done"]}
+    (slow / "says.json").write_text(json.dumps(says))
+    words = ("--model", str(model), "--data", rows(slow, "t"), "--out", "runs/a", "--n", "2")
+    with live_server(lambda: Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json")) as at:
+        with run_process(slow, str(SCRIPTED), "says.json", "rollout", "--tools", at.url, *words) as process:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, output
+        assert not at.gateway.sessions
+    rollouts = list(Rollouts(slow / "runs/a"))
+    assert [rollout.stop for rollout in rollouts] == [StopReason.DONE] * 2
+    assert "Note 1 is written." in str(rollouts[0].ledger.messages)

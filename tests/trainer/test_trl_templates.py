@@ -21,7 +21,6 @@ from tests.trainer.trl_templates import (
 )
 from trainer.ledger import Message
 from trainer.template import Settings, TemplateError, probe, render_reply
-from trainer.template.chat_template import build_call
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -65,16 +64,6 @@ PARSED = [file for file in WITH_TOOLS if file not in REPEATED]
 UNESCAPED = ("lfm2_2_5", "lfm2_2_5_v2")
 """Templates that write quotes and backslashes in a string as they are, which cannot always be read."""
 TEXT = Settings(calls="text")
-
-
-@pytest.mark.parametrize("file", REPEATED)
-def test_variant_for_training_writes_a_chat_as_its_template_does(file: str) -> None:
-    call = build_call("call_1", "add_up", '{"word": "aXb"}')
-    result = {"role": "tool", "tool_call_id": "call_1", "name": "add_up", "content": "3"}
-    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-    chat = [*QUESTION, turn, result, {"role": "assistant", "content": "It is 3."}]
-    texts = {load_trl_template(name).chat.render(chat, [ADD]) for name in (file, file.removesuffix(SUFFIX))}
-    assert len(texts) == 1 and "aXb" in texts.pop()
 
 
 @pytest.mark.parametrize("file", BY_FILE)
