@@ -44,18 +44,9 @@ def tape(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         Path("says.json").write_text(json.dumps(SAYS))
         patch.setattr(trainer.collect_rollouts, "make_engine", make_scripted_engine(Path("says.json")))
-        words = (
-            "rollout",
-            "--tools",
-            TOOLS,
-            "--model",
-            model,
-            "--data",
-            write_rows("t.jsonl", *ROWS),
-            "--out",
-            "runs/rec",
-        )
-        done = CliRunner().invoke(app, [*map(str, words), "--n", "2", "--record"])
+        data = write_rows("t.jsonl", *ROWS)
+        words = ("--tools", TOOLS, "--model", str(model), "--data", data, "--out", "runs/rec", "--n", "2", "--record")
+        done = CliRunner().invoke(app, ["rollout", *words])
         assert done.exit_code == 0, done.output
     return folder
 

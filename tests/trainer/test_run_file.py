@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.types import Image, Text
 from tests.trainer.rollout_strategies import bitwise_key, rollouts
+from tests.trainer.train.test_train_metrics import file_size_limit
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.storage.rollout_file import ROLLOUTS_FILE, Rollouts, RolloutWriter, RunError
@@ -87,30 +88,12 @@ def test_incomplete_last_line_is_ignored_and_then_truncated(cut: int) -> None:
         assert [rollout.index for rollout in Rollouts(Path(folder))] == [0, 9]
 
 
-def test_full_disk_leaves_no_partial_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_line(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as run:
         run.add(ROLLOUT)
-        real = run._file
-
-        class Full:
-            def __init__(self) -> None:
-                self.writes = 0
-
-            def write(self, data: memoryview) -> int:
-                self.writes += 1
-                if self.writes > 1:
-                    raise OSError(28, "No space left on device")
-                return real.write(data[:10])
-
-            def __getattr__(self, name: str) -> object:
-                return getattr(real, name)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(run, "_file", Full())
-            with pytest.raises(
-                RunError, match=r"rollouts.jsonl: cannot be written \(No space left.*\)\n.*make room on"
-            ):
-                run.add(ROLLOUT)
+        size = (tmp_path / ROLLOUTS_FILE).stat().st_size
+        with file_size_limit(size + 10), pytest.raises(RunError, match=r"rollouts.jsonl: cannot be written"):
+            run.add(ROLLOUT)
         run.add(replace(ROLLOUT, index=1))
     assert [rollout.index for rollout in Rollouts(tmp_path)] == [0, 1]
 
