@@ -1,4 +1,4 @@
-"""The shipped run files, on small stand-ins of their models and data."""
+"""The shipped run files on small stand-ins of their models and data, and the JSON Schema that editors check them by."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 import yaml
 
@@ -19,6 +20,7 @@ from tests.trainer.train.trainings import Run, string_console
 from trainer.cli.options import find_jobs
 from trainer.cli.run_file import find_run_file, load_settings
 from trainer.storage.rollout_file import Rollouts
+from trainer.train import run_schema
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 
@@ -83,3 +85,26 @@ async def test_job_of_a_game_trains_on_gymnasium_or_a_stand_in_of_textarena(
     rollouts = list(Rollouts(tmp_path / "run"))
     assert len(rollouts) == 4 and not any(rollout.stop.is_infrastructure for rollout in rollouts)
     assert {rollout.infos["environment"]["seed"] for rollout in rollouts} < {*range(1400)}
+
+
+SCHEMA = json.loads(run_schema.schema_text())
+VALIDATOR = jsonschema_rs.validator_for(SCHEMA)
+
+
+def test_shipped_schema_matches_the_settings() -> None:
+    assert run_schema.RUN_SCHEMA.read_text() == run_schema.schema_text(), (
+        "run `python -m trainer.train.run_schema --write`"
+    )
+
+
+@pytest.mark.parametrize("file", sorted(find_jobs().values()), ids=lambda file: file.name)
+def test_shipped_jobs_match_the_schema(file: Path) -> None:
+    VALIDATOR.validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"stepz": 1}, {"update": {"learning_rate": 1}}, {"mode": "sync"}, {"prompts": 0}, {"objects": ["x"]}],
+)
+def test_schema_refuses_what_a_run_would(content: dict[str, Any]) -> None:
+    assert not VALIDATOR.is_valid(content)
