@@ -133,28 +133,6 @@ async def test_stop_string_within_eight_steps_ends_the_generation_there() -> Non
     assert again.ids == expected, "what was sampled after the end is not in the prefix cache"
 
 
-async def test_padding_changes_no_bit_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = [(tiny_models.random_prompt(30, seed=seed), Sampling(max_tokens=20, seed=seed)) for seed in range(3)]
-
-    async def generate(fill: float) -> list[Generation]:
-        engine = make_engine(tiny_models.load_model(), max_sequences=16)
-        ahead = ahead_of(engine)
-        ahead._sizes = [16]
-        load = ahead._load
-
-        def load_with_noise(lanes: Any) -> None:
-            load(lanes)
-            ahead._ids[len(lanes) :] = int(fill)
-            ahead._temperatures[len(lanes) :] = 1 + fill
-            ahead.kv_cache.values[:, :, 0] = fill
-
-        monkeypatch.setattr(ahead, "_load", load_with_noise)
-        return await generate_all(engine, requests)
-
-    first, second = await generate(0.0), await generate(70.0)
-    assert [(one.ids, one.logprobs) for one in first] == [(other.ids, other.logprobs) for other in second]
-
-
 async def test_sequences_without_a_free_page_wait_and_sample_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_models.load_model()
     requests = [(tiny_models.random_prompt(100, seed=seed), Sampling(max_tokens=200, seed=seed)) for seed in range(6)]

@@ -72,15 +72,6 @@ def test_filters_agree_with_the_reference(rows: list[tuple[list[float], Sampling
 
 @settings(deadline=None)
 @given(ROWS)
-def test_other_rows_do_not_change_a_sample(rows: list[tuple[list[float], Sampling, int]]) -> None:
-    logits = torch.tensor([logits for logits, _, _ in rows])
-    ids, logprobs = sample(logits, make_draws(rows))
-    for index, row in enumerate(rows):
-        assert sample(logits[index : index + 1], make_draws([row])) == ([ids[index]], [logprobs[index]])
-
-
-@settings(deadline=None)
-@given(ROWS)
 def test_sampling_without_the_host_chooses_the_same_ids(rows: list[tuple[list[float], Sampling, int]]) -> None:
     logits, draws = torch.tensor([logits for logits, _, _ in rows]), make_draws(rows)
     samplings = [sampling for _, sampling, _ in rows]

@@ -170,18 +170,6 @@ token 15 of rollout 0: id 109, text 'm'
     )
 
 
-def test_tool_token_is_not_trained() -> None:
-    report = explain_token(RUN, 0, 20)
-    assert (
-        str(report)
-        == """\
-token 20 of rollout 0: id 33
-  written by  tool add, turn 0
-  cached      for 0 of 1 later requests
-  not trained the tool 'add' wrote it, and only the policy's tokens are trained"""
-    )
-
-
 @given(rollouts())
 def test_report_agrees_with_the_ledger_mask(rollout: Rollout) -> None:
     ledger = rollout.ledger

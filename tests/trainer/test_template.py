@@ -1,4 +1,4 @@
-"""Prompts, tails and histories of chat templates, exact to the token id, and control tokens in text."""
+"""Chat templates: prompts, tails, histories exact to the token id, control tokens in text, what is rendered once."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.parse.hermes import Hermes
 from trainer.template import Settings, Template, TemplateError, probe, render_reply
 from trainer.template.chat_template import ChatTemplate
+from trainer.template.render_cache import IdentityCache, RenderCache
 from trainer.template.tokenizer import FencedTokenizer
 
 HERMES = FAMILIES["hermes"]
@@ -225,3 +226,51 @@ def test_control_tokens_in_a_result_stay_text() -> None:
     control = set(template.tokenizer.control_ids.values())
     assert [id for id in tame if id in control] == [id for id in hostile if id in control]
     assert "<|eot_id|>\n</tool_response>" in template.tokenizer.decode(hostile)
+
+
+def test_siblings_render_and_encode_their_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template, work = make_template(HERMES), []
+    render, encode = ChatTemplate._render, FencedTokenizer._encode
+
+    def rendered(*args: Any) -> str:
+        work.append("render")
+        return render(*args)
+
+    def encoded(*args: Any) -> list[int]:
+        work.append("encode")
+        return encode(*args)
+
+    monkeypatch.setattr(ChatTemplate, "_render", rendered)
+    monkeypatch.setattr(FencedTokenizer, "_encode", encoded)
+    opened = {template.encode_prompt([dict(message) for message in TASK]) for _ in range(8)}
+    assert work == ["render", "encode"]
+    assert opened == {make_template(HERMES).encode_prompt(TASK)}
+
+
+def test_cache_by_identity_is_correct_and_bounded() -> None:
+    made: list[str] = []
+    sizes: IdentityCache[list[int], int] = IdentityCache(lambda one: made.append("made") or len(one), max_entries=2)  # type: ignore[func-returns-value]
+    few, many = [1], [1, 2, 3]
+    assert [sizes.get(one) for one in (few, many, few, many)] == [1, 3, 1, 3] and len(made) == 2
+    assert sizes.get([1, 2]) == 2 and len(sizes._results) == 1
+    assert sizes.get(few) == 1 and len(made) == 4
+
+
+def test_template_that_uses_the_time_is_not_cached() -> None:
+    clocked = Settings(chat_template="{{ strftime_now('%f') }}{% for one in messages %}{{ one.content }}{% endfor %}")
+    chat = make_template(HERMES).chat
+    timed = ChatTemplate(chat.hf_tokenizer, chat.tokenizer, clocked.chat_template, {})
+    assert len({timed.render(TASK) for _ in range(50)}) > 1
+
+
+def test_cache_is_bounded_and_evicts_the_least_recently_used() -> None:
+    made: list[str] = []
+
+    def of(key: str) -> str:
+        return known.get(key, lambda: made.append(key) or "four")  # type: ignore[func-returns-value]
+
+    known: RenderCache[str, str] = RenderCache(max_size=8)
+    assert [of(key) for key in "abacab"] == ["four"] * 6
+    assert made == ["a", "b", "c", "b"]
+    assert known.get("d", lambda: "longer than all") == "longer than all"
+    assert not known._values

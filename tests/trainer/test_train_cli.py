@@ -39,20 +39,6 @@ def test_invalid_row_is_reported_by_file_and_line_before_the_run(run: RunCommand
     assert len(Rollouts(Path("r"))) == 1, "what the first attempt left does not stand in the way of the second"
 
 
-def test_required_server_that_is_down_is_an_error_and_an_optional_one_is_not(run: RunCommand, model: Path) -> None:
-    Path("some").mkdir()
-    Path("some/maths.py").write_text((ROOT / "tool_configs/maths.py").read_text())
-    Path("some/tools.yaml").write_text("tools:\n  - server: gone\n  - function: maths:add\n")
-    data = write_rows("t.jsonl", PLAIN_ROW)
-    Path("small.yaml").write_text(json.dumps(SMALL_SETTINGS))
-    words = ("--tools", "some", "--mcp", "servers.json", "--model", model, "--data", data)
-    for optional, code in ((False, 2), (True, 0)):
-        server = {"command": "/nowhere/server", "optional": optional}
-        Path("servers.json").write_text(json.dumps({"mcpServers": {"gone": server}}))
-        output = run("rollout", *words, "--out", "r", "--n", 1, "--config", "small.yaml", code=code).output
-        assert ("server gone is down: cannot start '/nowhere/server'" in output) is not optional
-
-
 def test_rollout_run_records_how_it_was_made(run: RunCommand, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses: list[RunStatus] = []
     monkeypatch.setattr("trainer.storage.run_status.write_status", lambda _, status: statuses.append(status))

@@ -19,7 +19,6 @@ from tests.trainer.train.trainings import count_lines, read_metrics_without_time
 from tests.waiting import PATIENCE_S
 
 STEPS = 4
-LEAVE_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +72,3 @@ def test_run_killed_at_random_moments_has_the_metrics_of_an_uninterrupted_one(
 
 def wait_until_gone(children: list[psutil.Process]) -> None:
     assert psutil.wait_procs(children, timeout=PATIENCE_S)[1] == []
-
-
-def test_ctrl_c_stops_a_training_quickly_and_it_can_be_resumed(place: Path, whole: list[dict[str, Any]]) -> None:
-    with start_training(place, "stopped") as process:
-        children = psutil.Process(process.pid)
-        wait_until(lambda: count_lines(place / "stopped") > 1, process)
-        kept = children.children(recursive=True)
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 130 and time.monotonic() - began < LEAVE_S, output
-        assert "--resume" in output
-        wait_until_gone(kept)
-    finish_training(place, "stopped", "--resume")
-    assert read_metrics_without_times(place / "stopped") == whole
