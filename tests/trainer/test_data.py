@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ConfigError, ConfigErrors
-from gateway.types import Image, ToolSpec
-from tests.sample_images import png
+from gateway.types import ToolSpec
 from trainer.data import check_task_names, load_rows
 from trainer.rollout.task import Task
 
@@ -148,18 +147,6 @@ def test_wrapped_values_are_unwrapped() -> None:
     assert kinds == {int, float, bool, list, bytes}
     assert task.columns["z"] == [[0, 1], [2, 3]]
     assert task.messages == ({"role": "user", "content": "?"},)
-
-
-def test_images_stay_in_their_columns() -> None:
-    row = {
-        "prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}],
-        "pictures": [b"1"],
-        "images": [png()],
-    }
-    task = one(row)
-    shown = [{"type": "image", "image": Image(png())}, {"type": "text", "text": "?"}]
-    assert task.messages == ({"role": "user", "content": shown},)
-    assert (task.columns["pictures"], task.columns["images"]) == ([b"1"], [png()])
 
 
 def test_large_file_is_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_placeholders_are_counted_over_all_messages() -> None:
     task = one({"messages": chat, "images": [RED, BLUE, JPEG]})
     assert [medium.data for medium in task.media] == [RED, BLUE, JPEG]
     assert [part["type"] for part in task.messages[2]["content"]] == ["image", "text", "image", "text"]
-    assert task.messages[1] == chat[1]
+    assert task.messages[1] == chat[1] and task.columns["images"] == [RED, BLUE, JPEG]
 
 
 @pytest.mark.parametrize(

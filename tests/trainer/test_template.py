@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,9 @@ def _bare(folder: Path) -> None:
     folder.mkdir()
 
 
-def _without_template(folder: Path) -> None:
+def _without(name: str, folder: Path) -> None:
     tokenizer = make_tokenizer(HERMES)
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(folder)
-
-
-def _without_end(folder: Path) -> None:
-    tokenizer = make_tokenizer(HERMES)
-    tokenizer.eos_token = None
+    setattr(tokenizer, name, None)
     tokenizer.save_pretrained(folder)
 
 
@@ -152,8 +147,8 @@ def _broken_ends(folder: Path) -> None:
         (lambda folder: None, "is not a folder", "download the model"),
         (_bare, "has no tokenizer", "copy tokenizer.json"),
         (_broken, "cannot load the tokenizer", "copy its files again"),
-        (_without_template, "has no chat template", "`template.chat_template`"),
-        (_without_end, "no end-of-sequence token", "`eos_token`"),
+        (partial(_without, "chat_template"), "has no chat template", "`template.chat_template`"),
+        (partial(_without, "eos_token"), "no end-of-sequence token", "`eos_token`"),
         (_broken_ends, "is not a JSON object", "copy it again"),
     ],
 )

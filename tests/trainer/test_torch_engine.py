@@ -406,21 +406,6 @@ async def test_embedded_engine_reports_ids_of_those_who_ask_while_all_generate(e
     assert alone.ids == results[1].ids
 
 
-async def test_cancelled_request_reports_nothing_more(engine: TorchEngine) -> None:
-    seen = list[int]()
-    with anyio.CancelScope() as scope:
-
-        def report(ids: object) -> None:
-            seen.append(1)
-            scope.cancel()
-
-        await engine.generate(tiny_models.random_prompt(30), Sampling(max_tokens=200), on_ids=report)
-    assert scope.cancelled_caught
-    count = len(seen)
-    await engine.generate(tiny_models.random_prompt(30), Sampling(max_tokens=20))
-    assert len(seen) == count
-
-
 def raises(error: Exception) -> Callable[..., object]:
     def fail(*_: object) -> object:
         raise error

@@ -202,8 +202,7 @@ def test_template_that_rejects_text_before_a_call_only_stops_a_run_that_renders_
     assert (failed.check, failed.remedy[:29]) == ("text before a call", "set `template.history: full`,")
 
 
-USER: Message = {"role": "user", "content": "What is a gnu?"}
-TASKS = [[Task("a", (USER,))]]
+TASKS = [[Task("a", QUESTION)]]
 SPEC = ToolSpec("look_up", "Looks a word up.", {"type": "object", "properties": {"word": {"type": "string"}}})
 
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis
 
 from tests.trainer.algorithms import reference_loops
 from tests.trainer.algorithms.reference_loops import step_totals
-from tests.trainer.algorithms.scored_groups import group, groups, outcomes, scored
+from tests.trainer.algorithms.scored_groups import group, outcomes, scored
 from trainer.algorithms.loss import aggregate_loss, compute_loss
 from trainer.algorithms.packing import Batch, BatchRow, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
@@ -161,19 +159,3 @@ def test_group_has_a_signal_if_rewards_differ(name: str, kind: str) -> None:
     assert not has_learning_signal(EQUAL, settings)
     assert not has_learning_signal(outcomes(1.0), settings)
     assert not has_learning_signal(ScoredGroup(EQUAL.task, ()), settings)
-
-
-@given(drawn_group=groups())
-@hypothesis(max_examples=60, deadline=None)
-def test_batch_has_all_tokens_of_a_group_in_order(drawn_group: ScoredGroup) -> None:
-    batch = build_train_batch([drawn_group], GRPO, weigh_all_turns)
-    ledgers = [ledger for scored_rollout in drawn_group.scored for ledger in scored_rollout.rollout.ledgers]
-    assert [sequence.ids for sequence in batch.sequences] == [ledger.ids for ledger in ledgers]
-    assert all(
-        (turn >= 0) == is_policy
-        for sequence in batch.sequences
-        for turn, is_policy in zip(sequence.turns, sequence.mask, strict=True)
-    )
-    assert [turn for turn in batch.turn_T.tolist() if turn >= 0] == sorted(
-        turn for turn in batch.turn_T.tolist() if turn >= 0
-    )

@@ -53,15 +53,6 @@ def compute(step: list[ScoredGroup], settings: AlgorithmSettings) -> TokenAdvant
     return compute_token_advantages(batch, settings, values=critic_values(batch))
 
 
-@every_kind_and_name
-@given(step=STEPS)
-@hypothesis(max_examples=12, deadline=None)
-def test_tokens_of_other_authors_have_no_advantage(kind: str, name: str, step: list[ScoredGroup]) -> None:
-    settings = make_settings(kind, name, **with_kl())
-    for row in compute(step, settings).rows:
-        assert not any(value for value, is_policy in zip(row.advantages, row.mask, strict=True) if not is_policy)
-
-
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"reinforce_pp"}))
 @given(step=STEPS)
 @hypothesis(max_examples=20, deadline=None)

@@ -5,18 +5,39 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
 from gateway.errors import ConfigError
-from tests.trainer.reward.attempts import TASK, Write, answer_group, reward_settings, score_group
+from tests.trainer.reward.attempts import TASK, answer_group, reward_settings, score_group
 from trainer.reward.scorer import ScoredGroup, Scorer, compute_reward_metrics
 
+Write = Callable[[str], Path]
 COMPONENT = {"function": "my_rewards.py:score"}
 RIGHT = {"function": "answer"}
 UNLESS_RIGHT = "def score(attempt):\n    if attempt.answer == '#### 7':\n        return 1.0\n    {}\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """A function that writes my_rewards.py, and returns its folder."""
+
+    def write_file(text: str) -> Path:
+        (tmp_path / "my_rewards.py").write_text(text)
+        return tmp_path
+
+    return write_file
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """What hanging functions wait for, so that no thread outlives its test."""
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 def reasons(group: ScoredGroup) -> list[str]:
