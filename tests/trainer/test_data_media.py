@@ -11,8 +11,6 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
 from gateway.media.sniff import to_data_uri
@@ -145,17 +143,3 @@ def test_id_of_a_row_depends_on_its_image_content() -> None:
     row = {"prompt": "?", "images": [decode(RED)]}
     assert one(row).id == one({"prompt": "?", "images": [decode(bytes(bytearray(RED)))]}).id
     assert one(row).id != one({"prompt": "?", "images": [decode(BLUE)]}).id
-
-
-@settings(max_examples=60, deadline=None)
-@given(pieces=st.lists(st.sampled_from(["a", " ", "<", "image>", None]), max_size=12))
-def test_text_and_images_keep_their_order(pieces: list[str | None]) -> None:
-    images = [png(place + 1, 1) for place, piece in enumerate(pieces) if piece is None]
-    prompt = "x" + "".join("<image>" if piece is None else piece for piece in pieces)
-    if prompt.count("<image>") != len(images):
-        return
-    task = one({"prompt": prompt, "images": images})
-    said = task.messages[0]["content"]
-    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said
-    assert "".join("<image>" if part["type"] == "image" else part["text"] for part in parts) == prompt
-    assert [medium.data for medium in task.media] == images

@@ -57,11 +57,6 @@ def test_servers_are_told_how_exact_they_shall_be(
     assert ("--enable-deterministic-inference" in seen[0]) == is_on_gpu, "SGLang has that mode on GPUs alone"
 
 
-@pytest.mark.parametrize("engine", ["auto", "torch"])
-def test_embedded_engine_is_the_default_without_cuda(engine: str, model: Path, one_thread: None) -> None:
-    assert isinstance(made(model, engine), TorchEngine)
-
-
 def test_auto_selects_sglang_with_cuda_if_installed(
     model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -54,13 +54,11 @@ def test_steps_of_a_start_after_the_clock_was_set_back_replace_earlier_ones(
 
 
 class FakePackage:
-    """A package as W&B, trackio and MLflow are, as far as it is called."""
+    """A package as W&B and trackio are, as far as it is called."""
 
     def __init__(self, *, fails: str = "", blocked: threading.Event | None = None) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.fails, self.blocked = fails, blocked
-        self.info = self
-        self.run_id = "of-the-server"
 
     def __getattr__(self, name: str) -> Callable[..., FakePackage]:
         if name.startswith("__"):
