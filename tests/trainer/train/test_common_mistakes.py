@@ -13,6 +13,7 @@ import pytest
 
 from gateway.errors import ConfigError
 from gateway.finding import Finding
+from mtrl_plugins.demo.shelves.shelves_demo import FOLDER
 from tests.sample_images import png
 from tests.trainer.train.jobs import demo_model, small_job
 from tests.trainer.train.trainings import Run, user_reward, write_config
@@ -380,3 +381,26 @@ async def test_the_first_rows_are_checked_without_loading_their_media(
     assert [has_media(task.messages) for task in texts] == [True, True, True, False]
     found = find_problems(replace(with_tasks(job), tasks=TrainTasks({None: loaded}, loaded, is_held_out=True)))
     assert "cannot score every row: the task's right answer is not a number" in only(list(found)).text
+
+
+ROWS = [
+    {"prompt": "x"},
+    {"prompt": "x", "state": "full"},
+    {"prompt": "x", "state": "ful"},
+    {"prompt": "y", "state": "ful"},
+]
+
+
+def test_state_that_a_server_or_a_sandbox_has_not_is_named_by_row_with_the_closest_one(run: Run, place: Path) -> None:
+    server = json.loads((FOLDER / "servers.json").read_text())["mcpServers"]["shelves"]
+    del server["state"]
+    server |= {"cwd": str(FOLDER), "states": str(place / "tools/states")}
+    Path("mcp_servers.json").write_text(json.dumps({"mcpServers": {"shelves": server}}))
+    write_config(data="t.jsonl", mcp="mcp_servers.json")
+    Path("tools/states/full").mkdir(parents=True)
+    Path("tools/box.yaml").write_text("tools:\n  - sandbox_tools: [files]\n    states: states\n")
+    Path("t.jsonl").write_text("".join(json.dumps(row | {"ground_truth": "7"}) + "\n" for row in ROWS))
+    output = run("--config", "run.yaml", "--dry-run", code=2)
+    for source in ("shelves", "sandbox"):
+        assert f"t.jsonl:3: state: {source}: there is no state 'ful'" in output
+    assert output.count("(1 more row names it)") == output.count("did you mean 'full'?") == 2
