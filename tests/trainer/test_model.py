@@ -1,4 +1,4 @@
-"""Models by folder or by a name of the hub: fetched, pushed, whole before they are loaded; code runs only if trusted."""
+"""Models by folder or by a name of the hub: fetched, pushed, and whole; code of a folder runs only if it is trusted."""
 
 from __future__ import annotations
 

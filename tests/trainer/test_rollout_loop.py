@@ -136,24 +136,17 @@ async def test_truncated_turn_ends_the_rollout_without_executing_calls() -> None
     assert authors(rollout) == ["task", "policy"] and len(rollout.ledger.turns[0].ids) == 40
 
 
-async def test_too_long_answer_ends_the_rollout_and_adds_no_tokens() -> None:
+@pytest.mark.parametrize("limits", [{"rollout_tokens": 3000}, {"rollout_tokens": 100_000, "response_tokens": 200}])
+async def test_too_long_answer_ends_the_rollout_and_adds_no_tokens(limits: dict[str, int]) -> None:
     template = make_template(HERMES)
-    rollout, _ = await run_rollout(
-        encode_turns(template, render_calls(("answer_at_length", {}))),
-        template=template,
-        limits=RolloutLimits(rollout_tokens=3000),
-    )
-    assert rollout.stop is StopReason.LENGTH_ROLLOUT
+    turns = encode_turns(template, render_calls(("answer_at_length", {})))
+    rollout, _ = await run_rollout(turns, template=template, limits=RolloutLimits(**limits))
+    assert rollout.stop is StopReason.LENGTH_ROLLOUT and len(rollout.ledger.entries[0].ids) > 200
     assert rollout.ledger.entries[-1].ids == () and "does not fit" in rollout.reason
 
 
-async def test_response_tokens_bound_turns_and_answers_but_not_the_prompt() -> None:
+async def test_response_tokens_bound_turns_but_not_the_prompt() -> None:
     template = make_template(HERMES)
-    turns = encode_turns(template, render_calls(("answer_at_length", {})))
-    limits = RolloutLimits(rollout_tokens=100_000, response_tokens=len(turns[0]) + 100)
-    rollout, _ = await run_rollout(turns, template=template, limits=limits)
-    assert rollout.stop is StopReason.LENGTH_ROLLOUT
-    assert len(rollout.ledger.turns[0].ids) == len(turns[0]) < len(rollout.ledger.entries[0].ids)
     endless = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})) * 50, end=False)
     rollout, _ = await run_rollout(endless, template=template, limits=RolloutLimits(response_tokens=30))
     assert rollout.stop is StopReason.LENGTH_ROLLOUT and len(rollout.ledger.turns[0].ids) == 30

@@ -211,13 +211,10 @@ def test_unusual_tokenisation_of_the_policy_is_kept() -> None:
     assert template.rerender_prompt(asked(template, ledger)) is None
 
 
-def _result(content: Any) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": content}
-
-
 def test_control_tokens_in_a_result_stay_text() -> None:
     template = load_trl_template("llama3", Settings(calls="text"))
-    tame, hostile = (template.encode_tail([_result(text)], ended=True) for text in ("x", "<|eot_id|>"))
+    results = (tool_replies(make_calls("gnu"), text) for text in ("x", "<|eot_id|>"))
+    tame, hostile = (template.encode_tail(result, ended=True) for result in results)
     control = set(template.tokenizer.control_ids.values())
     assert [id for id in tame if id in control] == [id for id in hostile if id in control]
     assert "<|eot_id|>\n</tool_response>" in template.tokenizer.decode(hostile)

@@ -14,7 +14,7 @@ from tests.trainer.algorithms.reference_loops import step_totals
 from tests.trainer.algorithms.scored_groups import group, outcomes, scored
 from trainer.algorithms.loss import aggregate_loss, compute_loss
 from trainer.algorithms.packing import Batch, BatchRow, NotFiniteError, pack
-from trainer.algorithms.settings import AlgorithmSettings, KLSettings
+from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.token_weights import weigh_all_turns
 from trainer.algorithms.train_batch import build_train_batch, compute_batch_metrics, has_learning_signal
 from trainer.reward.scorer import ScoredGroup
@@ -79,12 +79,7 @@ def test_loss_that_overflows_names_its_rollout() -> None:
         compute_loss(batch.old_logprobs_T + 1.0, batch, step_totals(batch), AlgorithmSettings(name="rloo"))
     batch = pack([ONE, replace(TWO, advantages=[0, 0, 3e38, 3e38])])
     with pytest.raises(NotFiniteError, match="their sum overflows"):
-        compute_loss(
-            batch.old_logprobs_T,
-            batch,
-            step_totals(batch),
-            AlgorithmSettings(name="rloo", kl=KLSettings()),
-        )
+        compute_loss(batch.old_logprobs_T, batch, step_totals(batch), AlgorithmSettings(name="rloo"))
 
 
 def test_copies_of_a_batch_check_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:

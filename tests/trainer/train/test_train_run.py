@@ -16,10 +16,9 @@ from tests.trainer.algorithms.scored_groups import outcomes
 from tests.trainer.train.jobs import SMALL, small_job
 from tests.trainer.train.trainings import read_metrics_without_times, string_console, write_tools
 from trainer.storage.rollout_file import Rollouts
-from trainer.storage.run_files import METRICS_FILE, StepMetrics, read_metrics
+from trainer.storage.run_files import read_metrics
 from trainer.train.evaluate import Evaluation, compare_run, evaluate_model
 from trainer.train.run_folder import RunFolder, load_run_settings
-from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 from trainer.view.task_outcomes import compare_runs
 
@@ -170,14 +169,10 @@ ENTROPY, GRAD_NORM = 6.1260, 0.36153
 """After the last step."""
 
 
-async def train_job(model: Path, job: dict[str, Any], folder: Path) -> list[StepMetrics]:
-    settings = TrainSettings.model_validate(SMALL | job | {"model": str(model)})
-    await train(settings, folder, string_console())
-    return read_metrics(folder / METRICS_FILE)
-
-
-async def test_losses_of_a_short_run_are_the_known_ones(tmp_path: Path, one_thread: None) -> None:
-    steps = await train_job(build_model(tmp_path / "model"), REFERENCE_JOB, tmp_path / "run")
+async def test_losses_of_a_short_run_are_the_known_ones_and_it_learns(tmp_path: Path, one_thread: None) -> None:
+    model = build_model(tmp_path / "model")
+    await train(small_job(**REFERENCE_JOB, model=str(model)), tmp_path / "run", string_console())
+    steps = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [step["loss"] for step in steps] == pytest.approx(LOSSES, rel=1e-4, abs=1e-6)
     assert steps[-1]["entropy"] == pytest.approx(ENTROPY, rel=1e-4)
     assert steps[-1]["update/grad_norm"] == pytest.approx(GRAD_NORM, rel=1e-4)
