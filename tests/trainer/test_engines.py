@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +125,8 @@ class ModeSettings(BaseRolloutSettings):
 
 
 @pytest.fixture
-def every_size_shares(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def every_size_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_holding, "MIN_SHARED", 0)
-    yield
 
 
 def make_for(model: Path, mode: str, **update: Any) -> tuple[Any, Policy]:

@@ -50,13 +50,6 @@ def test_rollouts_are_read_as_they_were_written(given: list[Rollout]) -> None:
         assert bitwise_key(list(Rollouts(Path(folder)))) == bitwise_key(given)
 
 
-@given(st.lists(st.floats(width=64)))
-def test_packed_array_keeps_every_bit_of_doubles(values: list[float]) -> None:
-    text = pack_array(values, "d")
-    assert pack_array(unpack_array(text, "d"), "d") == text
-    assert bitwise_key(list(unpack_array(text, "d"))) == bitwise_key(values)
-
-
 @pytest.mark.parametrize("text", ["plain:AAAA", "deflate:AAAA", pack_array([7] * 1000, "i")[:-8]])
 def test_damaged_packed_array_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a packed array is damaged"):

@@ -11,8 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.build import build_plan
 from gateway.gateway import Gateway
@@ -65,11 +63,6 @@ def test_answer_compares_numbers(text: str, truth: object, method: str, reward: 
 def test_hostile_answers_score_zero(text: str) -> None:
     for method in ("strict", "flexible"):
         assert answer(make_attempt(policy(text), task=replace(TASK, truth="12")), method) == 0.0  # type: ignore[arg-type]
-
-
-@given(text=st.text(max_size=40), method=st.sampled_from(["strict", "flexible"]))
-def test_any_text_scores_zero_or_one(text: str, method: str) -> None:
-    assert answer(make_attempt(policy(text)), method) in (0.0, 1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("function", ["answer", "outcome"])

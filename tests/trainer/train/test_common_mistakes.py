@@ -91,6 +91,7 @@ def rewarded(function: str, *says: str, **more: Any) -> Mistake:
     return in_file(*says, reward={"components": {"mine": {"function": function}}}, **more)
 
 
+ANSWERED = {"components": {"answer": {"function": "answer"}}}
 MISTAKES: Mapping[str, Mistake] = {
     # Keys and values of the run file.
     "a misspelt key": in_file("run.yaml:1: promts: unknown key\n  remedy: did you mean `prompts`?", promts=4),
@@ -126,10 +127,7 @@ MISTAKES: Mapping[str, Mistake] = {
     "a GGUF file": in_file("weights in GGUF", "*.safetensors", model="gguf/model.Q4_K_M.gguf"),
     # Data.
     "columns named input and output": in_file(
-        "prompt: is missing",
-        "rename the column `input` to `prompt` and `output` to `answer`",
-        data="input.jsonl",
-        demo=None,
+        "rename the column `input` to `prompt` and `output` to `answer`", data="input.jsonl", demo=None
     ),
     "an answer that is called target": in_file(
         "cannot score every row",
@@ -137,7 +135,7 @@ MISTAKES: Mapping[str, Mistake] = {
         data="target.jsonl",
         demo=None,
         code=1,
-        reward={"components": {"answer": {"function": "answer"}}},
+        reward=ANSWERED,
     ),
     "rows of an evaluation": in_file("nosuch.jsonl: cannot be read (No such file", evaluation={"data": "nosuch.jsonl"}),
     # Tools.
@@ -242,7 +240,7 @@ def test_a_reward_that_takes_any_answer_and_a_tool_that_breaks_are_told(run: Run
 
 def test_every_native_tool_is_called_once_and_each_mistake_is_told_with_its_line(run: Run) -> None:
     Path("rows.jsonl").write_text(TRUTH)
-    file = write_config(data="rows.jsonl", demo={}, reward={"components": {"answer": {"function": "answer"}}})
+    file = write_config(data="rows.jsonl", demo={}, reward=ANSWERED)
     Path("tools/several.py").write_text(SEVERAL_TOOLS)
     names = ["fits", "misspelt", "refuses", "silent", "shapeless"]
     Path("tools/tools.yaml").write_text(json.dumps({"tools": [{"function": f"several:{name}"} for name in names]}))
