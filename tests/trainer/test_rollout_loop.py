@@ -137,7 +137,7 @@ async def test_truncated_turn_ends_the_rollout_without_executing_calls() -> None
 
 
 @pytest.mark.parametrize("limits", [{"rollout_tokens": 3000}, {"rollout_tokens": 100_000, "response_tokens": 200}])
-async def test_too_long_answer_ends_the_rollout_and_adds_no_tokens(limits: dict[str, int]) -> None:
+async def test_too_long_answer_ends_the_rollout_and_adds_no_tokens(limits: dict[str, Any]) -> None:
     template = make_template(HERMES)
     turns = encode_turns(template, render_calls(("answer_at_length", {})))
     rollout, _ = await run_rollout(turns, template=template, limits=RolloutLimits(**limits))
