@@ -154,15 +154,21 @@ def test_micro_batches_are_as_large_as_memory_allows_and_stay_so_in_a_resumed_ru
     assert chosen() == 512, "what a message says to lower may be lower when the run goes on"
 
 
-def test_resuming_with_other_settings_is_refused_and_more_steps_are_accepted(run: Run, begun: Path) -> None:
+def test_resuming_with_other_settings_is_refused_and_with_more_steps_goes_on_from_the_last_whole_checkpoint(
+    run: Run, begun: Path
+) -> None:
     output = run("--resume", "--out", "r", "--seed", 7, code=2)
     assert "r: the run has other settings: seed was 0, and is now 7\n  remedy: undo these changes" in output
     assert "the folder already has a run\n  remedy: continue it with --resume" in run(
         "--config", "run.yaml", "--out", "r", code=2
     )
     assert "--steps: expected greater than 0, found 0" in run("--resume", "--out", "r", "--steps", 0, code=2)
-    run("--resume", "--out", "r", "--steps", 4)
-    assert [line["step"] for line in read_run_metrics(begun)] == [1, 2, 3, 4]
+    before, weights = read_run_metrics(begun), begun / "checkpoints/000003/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    output = run("--resume", "--out", "r", "--steps", 4)
+    assert "000003/model.safetensors has changed since it was written; using the previous checkpoint" in output
+    after = read_run_metrics(begun)
+    assert after[:3] == before and [line["step"] for line in after] == [1, 2, 3, 4]
 
 
 def test_folder_of_another_training_process_is_refused(run: Run, begun: Path) -> None:
