@@ -12,6 +12,7 @@ import pytest
 from gateway.types import ToolSpec
 from tests.trainer.conversations import (
     TASK,
+    TOOL,
     TagParser,
     make_calls,
     make_template,
@@ -28,8 +29,9 @@ from tests.trainer.trl_templates import load_trl_template
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.parse.hermes import Hermes
 from trainer.template import Settings, Template, TemplateError, probe, render_reply
-from trainer.template.chat_template import ChatTemplate
+from trainer.template.chat_template import ChatTemplate, build_call
 from trainer.template.render_cache import IdentityCache, RenderCache
+from trainer.template.text_calls import write_calls_as_text
 from trainer.template.tokenizer import FencedTokenizer
 
 HERMES = FAMILIES["hermes"]
@@ -209,6 +211,17 @@ def test_unusual_tokenisation_of_the_policy_is_kept() -> None:
     assert ids != render_reply(template, TASK, text_turn("A gnu."))
     ledger += Entry(Author.POLICY, ids, (text_turn("A gnu."),), logprobs=(0.0,) * len(ids), finish_reason="stop")
     assert template.rerender_prompt(asked(template, ledger)) is None
+
+
+def test_calls_as_text_follow_the_content_and_tools_the_system_prompt_or_precede_the_question() -> None:
+    calls = [build_call("call00000", "look_up", '{"word": "gnu"}')] * 2
+    turn = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls}
+    [written] = write_calls_as_text([turn], [])
+    text = '\n<tool_call>\n{"name": "look_up", "arguments": {"word": "gnu"}}\n</tool_call>'
+    assert written == {"role": "assistant", "content": f"I look.{text}{text}", "reasoning_content": "Hm."}
+    (system, _), (user,) = (write_calls_as_text(chat, [TOOL]) for chat in (TASK, TASK[1:]))
+    assert system["content"].startswith("You answer.\n\nYou may call these functions:\n<tools>\n{")
+    assert user["content"].startswith("You may call") and user["content"].endswith("\n\nWhat is a gnu?")
 
 
 def test_control_tokens_in_a_result_stay_text() -> None:
