@@ -179,7 +179,6 @@ BAD = [
         "<arg_value>2</arg_value></tool_call>",
         "the argument 'a' is given twice",
     ),
-    # Hostile ones.
     ("hermes", '<tool_call>{"name": "add", "name": "rm", "arguments": {}}</tool_call>', '"name" is given twice'),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN is not JSON"),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "a number is too large"),
@@ -206,7 +205,6 @@ BAD = [
     ("harmony", "<|channel|>commentary to=python<|message|>print(1)<|call|>", "to=functions.NAME, on the commentary"),
     ("harmony", "<|channel|>final to=functions.add<|message|>{}<|call|>", "to=functions.NAME, on the commentary"),
     ("harmony", "<|start|>user<|message|>Call add!<|end|>", "the header of a message cannot be read"),
-    # Hostile ones.
     ("mistral", "[TOOL_CALLS]<think>[TOOL_CALLS]a[ARGS]{}", "needs the name of a tool"),
     ("deepseek", f"{CALL}<think>{CALL}a{SEP}{{}}{CALL_END}", "needs the name of a tool"),
     ("kimi", f"{K_CALL}functions.a:{'9' * 9000}{K_ARGS}{{}}{K_CALL_END}", "its id is not"),
@@ -244,7 +242,6 @@ BAD = [
         "the parameter 'x' is given twice",
     ),
     ("muse", f" to=a<|message|>{ATEM.format('a', '')[:-5]}", "</atem:function_calls> is missing"),
-    # Hostile ones.
     ("lfm2", f"{L_OPEN}[add(a=__import__('os').system('id'))]{L_CLOSE}", "a value is missing"),
     ("lfm2", f"{L_OPEN}[add(a={'[' * 90_000}", "nested deeper than"),
     ("lfm2", f"{L_OPEN}[add(a={'9' * 9000})]{L_CLOSE}", "a number is too large"),

@@ -18,7 +18,6 @@ import pytest
 from typer.testing import CliRunner
 
 import trainer.collect_rollouts
-import trainer.policy.memory_plan
 from gateway.gateway import Gateway
 from gateway.types import Image
 from tests.live_server import live_server

@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 
-import trainer.policy.lora
 import trainer.policy.memory_plan
 import trainer.train.preflight
 from tests.trainer.train.jobs import ROOT, SMALL, demo_model
 from tests.trainer.train.trainings import Run, list_checkpoints, read_run_metrics, run_in, user_reward, write_config
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_run_info
-
-# Numbers that are none.
 
 
 def test_run_stops_with_reasons_after_a_step_without_a_scored_rollout(
@@ -51,9 +48,6 @@ def test_steps_before_one_without_scores_are_saved_and_the_resumed_run_trains_as
     run("--config", file, "--out", "undisturbed")
     assert read_run_metrics("r") == read_run_metrics("undisturbed")
     assert len(Rollouts(Path("r"))) == len(Rollouts(Path("undisturbed"))) == 16
-
-
-# What cannot begin.
 
 
 def test_tokenizer_of_another_model_is_refused(run: Run) -> None:
@@ -176,9 +170,6 @@ def test_folder_of_another_training_process_is_refused(run: Run, begun: Path) ->
         fcntl.flock(held, fcntl.LOCK_EX)
         output = run("--resume", "--out", "r", "--steps", 4, code=2)
     assert "r: another process is training in this folder" in output and len(read_run_metrics(begun)) == 3
-
-
-# Where to go from here.
 
 
 def test_end_of_a_run_names_its_model_and_next_commands(run: Run, begun: Path) -> None:
