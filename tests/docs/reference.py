@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from gateway.cli import app as gateway_app
 from gateway.config.editor_schema import schema_texts
+from gateway.config.models import ResultLimit
 from gateway.http.app import OPERATIONS
 from gateway.http.openapi import openapi_document
 from gateway.loop_watchdog import LoopWatchdog
@@ -54,7 +55,7 @@ PUBLIC: Mapping[str, tuple[str, ...]] = {
 
 
 def _cell(text: object) -> str:
-    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(str(text).split()).replace("|", "\\|")
 
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> str:
@@ -112,7 +113,7 @@ def _command(path: str, command: Any, shown: _Shown) -> Iterator[str]:
     if rows := list(_options(command)):
         yield shown.table(path, ("Option", "Meaning"), rows)
     for name, inner in sorted(getattr(command, "commands", {}).items()):
-        yield from _command(f"{path} {name}", inner, shown)
+        yield from () if inner.hidden else _command(f"{path} {name}", inner, shown)
 
 
 def cli() -> str:
@@ -148,7 +149,7 @@ def _with_default(kind: str, default: str) -> str:
     return f"{kind}; {default}" if default else kind
 
 
-OF_TOOL_FILES = (SandboxSettings, GradeSettings)
+OF_TOOL_FILES = (SandboxSettings, GradeSettings, ResultLimit)
 """Settings that tool files have, too: `yaml.md` has their keys."""
 
 
@@ -290,7 +291,7 @@ def http() -> str:
         for path, operations in document["paths"].items()
         for verb, operation in operations.items()
     )
-    note = "The gateway serves this as `/openapi.json`, with every body, and for people at `/docs`."
+    note = "The gateway serves this as `/openapi.json`, with every body."
     parts, shown = ["# HTTP", NOTE, note, _table(("Path", "What it does", "Body"), rows)], _Shown()
     schemas = document["components"]["schemas"]
     bodies = [value for path, value in document["paths"].items() if path.startswith(("/v1/sessions", "/v1/calls"))]
