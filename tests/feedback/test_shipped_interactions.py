@@ -9,6 +9,7 @@ from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.feedback.scripted import ScriptedInteraction
 from gateway.types import Outcome, Task
+from mtrl_plugins.verl import gsm8k_rule
 from tests.feedback.interactions import Recorder, make_chat
 
 GSM8K = {"class_name": "gateway.feedback.gsm8k.Gsm8kInteraction"}
@@ -56,6 +57,11 @@ async def test_a_later_success_has_a_lower_score_and_ends_the_rollout() -> None:
         {"attempt": 1, "attempts_left": 2, "scores": [0.0]},
     )
     assert turns[1] == (True, RIGHT_REPLY, 0.5, {"attempt": 2, "attempts_left": 1, "scores": [0.0, 1.0]})
+
+
+def test_verls_class_can_be_the_judge_of_attempts() -> None:
+    verl = {"class_name": "verl.interactions.gsm8k_interaction.Gsm8kInteraction"}
+    assert isinstance(AttemptsInteraction({"interaction": verl}).judge, gsm8k_rule.Gsm8kInteraction)
 
 
 async def test_the_last_attempt_ends_the_rollout_with_a_note() -> None:

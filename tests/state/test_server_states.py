@@ -71,13 +71,13 @@ async def test_task_begins_from_the_state_that_it_names_and_changes_only_its_cop
     assert hash_state(states) == before
 
 
-@pytest.mark.parametrize("name", ["three", "../secret", "/etc", "link", "one/../../secret", "x" * 300, "\0"])
-async def test_states_of_other_names_and_places_are_refused(tmp_path: Path, states: Path, name: str) -> None:
+async def test_states_of_other_names_and_places_are_refused(tmp_path: Path, states: Path) -> None:
     (tmp_path / "secret").mkdir()
     (states / "link").symlink_to(tmp_path / "secret")
     async with open_gateway(tmp_path, states="states") as gateway:
-        with pytest.raises(SessionError, match="state"):
-            await gateway.begin(Task(state=name))
+        for name in ("three", "../secret", "/etc", "link", "one/../../secret", "x" * 300, "\0"):
+            with pytest.raises(SessionError, match="state"):
+                await gateway.begin(Task(state=name))
 
 
 async def test_rollouts_that_did_the_same_end_with_the_same_hash(tmp_path: Path, states: Path) -> None:

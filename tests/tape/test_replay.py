@@ -9,8 +9,6 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image as Pictures
 
 from gateway.errors import GatewayError, ReplayError
@@ -124,7 +122,7 @@ async def test_order_of_answers_to_parallel_calls_does_not_matter(tmp_path: Path
         return index
 
     source = Source("slow", NativeToolset([FunctionTool(slow)]))
-    batch = [call("slow", place=0), call("slow", place=1)]
+    batch = [call("slow", index=0), call("slow", index=1)]
     with anyio.fail_after(60):
         async with record_gateway(Gateway([source]), tmp_path / "tape") as recorder, recorder.open(Task()) as session:
             recorded = await session.calls(batch)
@@ -215,34 +213,3 @@ async def test_full_disk_stops_the_recording_with_an_error(tmp_path: Path, monke
         async with record_gateway(build_gateway(), tmp_path / "tape") as recorder, recorder.open(TASK) as session:
             await session.call(call("tick"))
     assert len(load_tape(tmp_path / "tape").sessions) == 1
-
-
-MESSAGES = st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3), max_size=4)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["s", "t"]), MESSAGES), min_size=1, max_size=4), st.randoms())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_rollouts_of_different_tasks_can_be_replayed_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory, plans: list[tuple[str, list[list[str]]]], random: Any
-) -> None:
-    tape = tmp_path_factory.mktemp("any") / "tape"
-
-    async def run_calls(gateway: AnyGateway, task: str, batches: list[list[str]]) -> list[ToolResult]:
-        async with gateway.open(Task(id=task)) as session:
-            return [
-                result
-                for batch in batches
-                for result in await session.calls([call("tick", word=word) for word in batch])
-            ]
-
-    async def main() -> None:
-        async with record_gateway(build_gateway(), tape) as recorder:
-            recorded = [await run_calls(recorder, *plan) for plan in plans]
-        order = sorted(range(len(plans)), key=lambda index: (plans[index][0], index))
-        if random.random() < 0.5:
-            order = sorted(range(len(plans)), key=lambda index: (plans[index][0] == "s", index))
-        async with ReplayGateway(tape) as replay:
-            replayed = {index: await run_calls(replay, *plans[index]) for index in order}
-        assert [replayed[index] for index in range(len(plans))] == recorded
-
-    anyio.run(main)
