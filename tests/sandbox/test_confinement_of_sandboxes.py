@@ -20,43 +20,13 @@ from gateway.types import Outcome, ToolCall, ToolResult
 from tests.sandbox.conftest import SMALL, open_session
 from tests.waiting import PATIENCE_S
 
-OPEN_FILES = """
+ATTACKS_OF_UNPRIVILEGED = """
 import os, shutil, tempfile
 from pathlib import Path
 from gateway.sandbox import bubblewrap
 place = tempfile.TemporaryDirectory(dir="/var/tmp")  # The checkout may be below a folder that is root's alone.
 os.chmod(place.name, 0o755)
 bubblewrap.MASKED_FILES = tuple(Path(shutil.copy(file, place.name)) for file in bubblewrap.MASKED_FILES)
-"""
-UNPRIVILEGED = (
-    OPEN_FILES
-    + """
-import ctypes, subprocess, sys
-from gateway.sandbox.bubblewrap import Confined, SandboxSettings, find_problem, open_command_line
-os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
-ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # A process that has changed its user hides its descriptors from itself.
-os.chdir("/")
-print(find_problem())
-test = "grep -h -e CapEff -e CapBnd /proc/self/status; touch /rollout/f /tmp/f /dev/shm/f && ls /rollout; touch /dev/g"
-with open_command_line(Confined(("/bin/sh", "-c", test), SandboxSettings(files=9), is_first_process=True)) as line:
-    print(subprocess.run(line.words, capture_output=True, text=True).stdout)
-"""
-)
-"""Becomes another user when all is imported, since our interpreter may be root's alone."""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_gateway_that_is_not_roots_has_sandboxes_too() -> None:
-    command = [sys.executable, "-c", UNPRIVILEGED]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=root, check=False)
-    none = "0000000000000000"
-    assert done.stdout.split() == ["None", "CapEff:", none, "CapBnd:", none, "f"], done.stderr
-
-
-ATTACKS_OF_UNPRIVILEGED = (
-    OPEN_FILES
-    + """
 import ctypes, json, select, subprocess, sys
 from gateway.process.child_entry import HEADER, pack_header
 from gateway.sandbox.provider import SCRIPTS
@@ -86,7 +56,7 @@ with open_command_line(Confined(command, SandboxSettings(), scripts, is_first_pr
         server.kill()
         print("ended" if select.select([first], [], [], 60)[0] else "alive")
 """
-)
+"""Becomes another user when all is imported, since our interpreter may be root's alone."""
 SYSTEM_PYTHON = "/usr/bin/python3"
 OWN_USER = (
     "signals the sandbox's first process", "limits the first process",

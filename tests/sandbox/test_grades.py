@@ -127,8 +127,8 @@ async def test_no_cheat_scores_in_a_fresh_box_and_those_of_the_same_box_are_know
         fresh.reward == 0.0 and fresh.problem.startswith(cheat.problem) and bool(fresh.problem) == bool(cheat.problem)
     )
     assert same.reward == cheat.in_same, same
-    is_planted = cheat.name in {"reward.txt", "reward.json before reward.txt", "folder of rewards elsewhere",
-                                "folder in place of the reward", "writes the reward for ever"}  # fmt: skip
+    is_planted = cheat.name in {"reward.txt", "folder of rewards elsewhere", "folder in place of the reward",
+                                "writes the reward for ever"}  # fmt: skip
     assert fresh.is_planted >= is_planted and same.is_planted >= is_planted
 
 
@@ -462,12 +462,9 @@ async def test_two_graded_entries_have_the_time_of_both_whatever_the_clients_tim
     [
         ({"command": []}, "grade.command"),
         ({"artifacts": ["/tests"]}, "would lie over"),
-        ({"artifacts": ["/tests/expected"]}, "would lie over"),
-        ({"artifacts": ["/logs"]}, "would lie over"),
         ({"artifacts": ["/"]}, "grade.artifacts"),
         ({"artifacts": ["/app/../tests"]}, "grade.artifacts"),
         ({"artifacts": ["/proc/1"]}, "folder of the kernel"),
-        ({"reward": "/dev/x"}, "folder of the kernel"),
         ({"files": {"/.mtrl/tests": "tests"}}, "folder of the kernel"),
         ({"mode": "same"}, "`artifacts` belong to"),
         ({"files": {"/tests": "none"}}, "there is no .*none"),
