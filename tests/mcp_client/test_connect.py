@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,10 +19,6 @@ from tests.servers.start_server import free_port, serve_misbehaving, stdio_comma
 from tests.waiting import PATIENCE_S, loop_clock, wait_until
 
 all_transports = pytest.mark.parametrize("transport", TRANSPORTS)
-
-
-def python_server(code: str, **config: object) -> Server:
-    return Server(command=sys.executable, args=("-c", code), **config)  # type: ignore[arg-type]
 
 
 @all_transports
@@ -61,24 +56,6 @@ async def test_child_process_limit_holds_for_all_servers_together() -> None:
         assert "no slot for another child process" in second.status.reason
 
 
-async def test_exited_process_is_reported_with_code_and_stderr() -> None:
-    config = python_server("import sys; sys.stderr.write('no API key given'); sys.exit(9)")
-    async with open_toolset(config) as server:
-        status = server.status
-        assert status.state == "down"
-        assert "exited with 9" in status.reason and "no API key given" in status.reason
-        assert (await call_tool(server, "echo")).outcome is Outcome.INVALID
-
-
-@pytest.mark.parametrize(
-    "config", [{"command": "/no/such/program"}, {"command": sys.executable, "cwd": Path("/no/such")}]
-)
-async def test_unstartable_program_is_reported(config: dict[str, object]) -> None:
-    async with open_toolset(Server(**config)) as server:  # type: ignore[arg-type]
-        assert server.status.state == "down"
-        assert "cannot start" in server.status.reason and "`command`" in server.status.remedy
-
-
 async def test_server_that_is_not_there_yet_is_not_taken_for_one_of_an_older_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -94,6 +71,13 @@ async def test_server_that_is_not_there_yet_is_not_taken_for_one_of_an_older_ver
     async with open_toolset(Server(url=f"http://127.0.0.1:{free_port()}/mcp", transport="streamable_http")) as server:
         assert server.status.state == "down"
     assert {*asked} == {"server/discover"}
+
+
+async def test_exited_process_is_reported_with_code_and_stderr() -> None:
+    code = "import sys; sys.stderr.write('no API key given'); sys.exit(9)"
+    async with open_toolset(Server(command=sys.executable, args=("-c", code))) as server:
+        assert server.status.state == "down"
+        assert "exited with 9" in server.status.reason and "no API key given" in server.status.reason
 
 
 @pytest.mark.parametrize("transport", ["sse", "http"])

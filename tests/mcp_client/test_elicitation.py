@@ -60,7 +60,6 @@ async def test_values_that_do_not_fit_the_schema_are_never_sent(
         {},
         {"requestedSchema": "no schema"},
         {"requestedSchema": {"properties": ["a"]}},
-        {"requestedSchema": {"properties": {"a": "text"}}},
         {"requestedSchema": {"properties": {f"f{number}": {} for number in range(1000)}}},
         {"mode": "url", "url": "https://example.org", "requestedSchema": {}},
     ],
@@ -73,13 +72,10 @@ async def test_questions_that_are_no_form_are_declined(params: dict[str, Any]) -
     ("reply", "schema", "content"),
     [
         ("Yes, please.", {"gift": {"type": "boolean"}}, {"gift": True}),
-        ("no", {"gift": {"type": "boolean"}}, {"gift": False}),
         ("12", {"count": {"type": "integer"}}, {"count": 12}),
         ("2.5", {"weight": {"type": "number"}}, {"weight": 2.5}),
-        ("Ada", {"name": {"type": "string"}}, {"name": "Ada"}),
         ('{"a": "x", "b": 2, "c": 3}', {"a": {"type": "string"}, "b": {"type": "integer"}}, {"a": "x", "b": 2}),
         ("perhaps", {"gift": {"type": "boolean"}}, None),
-        ("many", {"count": {"type": "integer"}}, None),
         ("Ada", {"a": {"type": "string"}, "b": {"type": "string"}}, None),
         ("fine", {}, {}),
         ("No!", {}, None),
@@ -139,8 +135,3 @@ async def test_tool_that_asks_in_a_rollout_gets_an_answer(write: Write, answers:
     result, rewards = await call_asking_tool(write, answers)
     assert (result.outcome, result.text) == (Outcome.OK, text)
     assert rewards == 0, "the interaction's score is for the policy's turns"
-
-
-async def test_tool_that_asks_and_gets_no_answer_ends_as_an_error(write: Write) -> None:
-    result, _ = await call_asking_tool(write, None)
-    assert result.outcome is Outcome.ERROR and "input that its caller cannot give" in result.text

@@ -171,13 +171,6 @@ async def test_name_and_password_of_an_address_are_sent_as_basic_credentials() -
     )
 
 
-async def test_stream_without_the_answer_loses_it() -> None:
-    async with connect_to_function(lambda request: event_stream(": hello")) as exchange:
-        message, pending = await exchange.request()
-        assert isinstance(message, JSONRPCError)
-        assert pending.lost_reason == "the stream of the answer ended without an answer"
-
-
 async def test_stream_with_event_ids_is_resumed() -> None:
     def respond(request: httpx2.Request) -> httpx2.Response:
         if request.method == "POST":

@@ -18,7 +18,7 @@ from gateway.mcp_client.auth.token_file import state_folder
 from gateway.types import Outcome
 from tests.mcp_client.auth.authorization_server import AuthorizationServer
 from tests.mcp_client.auth.protected_user import user_of_protected_server
-from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset
+from tests.mcp_client.mcp_toolsets import call_tool
 from tests.waiting import PATIENCE_S, wait_until
 
 JOB = {"grant": "client_credentials", "client_id": "job", "client_secret": "hunter2: job+"}
@@ -62,7 +62,6 @@ async def test_job_gets_a_new_token_when_the_old_one_expires_or_is_rejected(tmp_
 
 KEYS: dict[str, PrivateKeyTypes] = {
     "ES256": ec.generate_private_key(ec.SECP256R1()),
-    "ES384": ec.generate_private_key(ec.SECP384R1()),
     "RS256": rsa.generate_private_key(65537, 2048),
     "EdDSA": ed25519.Ed25519PrivateKey.generate(),
 }
@@ -118,17 +117,6 @@ async def test_command_prints_the_token_and_runs_again_when_it_is_rejected(form:
             assert int(count.read_text()) <= 4, "a token that is never good does not loop"
 
 
-@pytest.mark.parametrize("transport", ["sse", "http"])
-async def test_printed_token_is_sent_over_both_transports(transport: str) -> None:
-    command = (sys.executable, "-c", "print('s3cret')")
-    async with misbehaving_toolset(transport, "--require-token", "s3cret", auth_command=command) as server:
-        assert (await call_tool(server, "echo", text="let in")).text == "let in"
-    command = (sys.executable, "-c", "print('wrong')")
-    async with misbehaving_toolset(transport, "--require-token", "s3cret", auth_command=command) as server:
-        assert server.status.state == "down" and "HTTP 401" in server.status.reason
-        assert "by hand" in server.status.remedy
-
-
 HELD_PROGRAM = """
 import pathlib, sys, time
 while pathlib.Path(sys.argv[1]).exists():
@@ -167,7 +155,6 @@ async def test_slow_command_is_not_taken_for_the_silence_of_its_server(tmp_path:
         ("print()", "printed nothing"),
         ("print('hunter2 and more')", "more than one word"),
         ("print('{hunter2')", "does not begin a JSON object"),
-        ("print('{\"A\": 1}')", "not all text"),
         ('print(\'{"A b": "hunter2"}\')', "a header name"),
         ("import sys; sys.stdout.buffer.write(b'hunter2\\xff')", "not text"),
         ("while True: print('hunter2' * 1000)", "printed more than"),
