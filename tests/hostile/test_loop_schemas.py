@@ -16,7 +16,7 @@ from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.schema import ArgumentChecker, SchemaError
 from gateway.tool_table import Source
-from gateway.types import Outcome, Task, ToolCall, ToolResult, ToolSpec
+from gateway.types import Outcome, ToolCall, ToolSpec
 from tests.hostile.injector import call_beside, gateway_beside, healthy_calls
 from tests.waiting import PATIENCE_S
 
@@ -61,7 +61,6 @@ def condition() -> Schema:
 
 
 REFUSED: dict[str, tuple[Callable[[], Schema], str]] = {
-    "18 doubling levels": (lambda: doubling(18), "subschemas apply to one value"),
     "40 doubling levels": (lambda: doubling(40), "subschemas apply to one value"),
     "doubling by allOf": (lambda: doubling_by("allOf"), "subschemas apply to one value"),
     "doubling by oneOf": (lambda: doubling_by("oneOf"), "subschemas apply to one value"),
@@ -167,22 +166,6 @@ async def test_oversized_arguments_are_refused(arguments: str, words: str) -> No
     result, meanwhile = await call_beside([source_of(of({}))], "trap", arguments)
     assert result.outcome is Outcome.INVALID and words in str(result.parts)
     meanwhile.assert_undisturbed()
-
-
-async def test_closing_a_session_ends_its_slow_check() -> None:
-    results: list[ToolResult] = []
-    async with gateway_beside(source_of(tree())) as gateway:
-        session = await gateway.begin(Task())
-
-        async def call() -> None:
-            results.append(await session.call(ToolCall("1", "trap", json.dumps(deep(40)))))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            while not session.running:  # noqa: ASYNC110 - a started call has no event
-                await anyio.sleep(0.001)
-            await session.close()
-    assert [result.outcome for result in results] == [Outcome.CANCELLED]
 
 
 async def test_question_with_a_costly_schema_is_answered_at_once() -> None:

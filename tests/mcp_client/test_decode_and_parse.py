@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -88,7 +89,8 @@ class UppercaseParser(MCPBaseTool):
     def _parse_tool_result(self, content: list[Any]) -> tuple[str, dict[str, Any]]:
         text = " ".join(item.text.upper() for item in content if item.type == "text")
         kinds = {item.mimeType for item in content} | {item.mime_type for item in content}
-        return text, {"kinds": sorted(kind for kind in kinds if kind), "named": self.tool_schema.function.name}
+        named = self.tool_schema.function.name
+        return text, {"kinds": sorted(kind for kind in kinds if kind), "named": named, "thread": get_ident()}
 
 
 async def test_parse_tool_result_replaces_the_text_and_keeps_other_parts() -> None:
@@ -97,5 +99,5 @@ async def test_parse_tool_result_replaces_the_text_and_keeps_other_parts() -> No
         assert [type(part) for part in result.parts] == [Text, Image, Audio, Resource, Resource]
         assert result.text == "BEFORE AFTER"
         assert result.metrics["kinds"] == ["audio/wav", "image/png", "text/plain"]
-        assert result.metrics["named"] == "mixed"
+        assert result.metrics["named"] == "mixed" and result.metrics["thread"] != get_ident()
         assert (await call_tool(server, "echo", text="quiet")).text == "quiet"
