@@ -1,4 +1,4 @@
-"""Programs of the policy see nothing of the machine, and how they end is read right: tests/sandbox attacks sandboxes."""
+"""Programs of the policy see nothing of the machine, and how they end is read right."""
 
 from __future__ import annotations
 

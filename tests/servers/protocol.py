@@ -37,7 +37,7 @@ class Shared:
 
     flags: Flags
     connections: list[Connection] = field(default_factory=list)
-    cancelled: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: list[str | None] = field(default_factory=list)
     grown: int = 0
 
     async def announce(self, method: str) -> None:
@@ -71,7 +71,7 @@ class Connection:
             self.server_requests.pop(message["id"]).set_result(message)
         if message.get("method") == "notifications/cancelled":
             request = message["params"]["requestId"]
-            self.shared.cancelled.append({"id": request, "tool": self.names.get(request)})
+            self.shared.cancelled.append(self.names.get(request))
             if request in self.running:
                 self.running[request].cancel()
         return None
