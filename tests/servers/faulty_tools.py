@@ -145,12 +145,19 @@ async def bad_content(call: Call) -> None:
 
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+IMAGE = {"type": "image", "data": PNG, "mimeType": "image/png"}
 MIDDLE = (
-    {"type": "image", "data": PNG, "mimeType": "image/png"},
+    IMAGE,
     {"type": "audio", "data": "UklGRgAAAABXQVZF", "mimeType": "audio/wav"},
     {"type": "resource", "resource": {"uri": "note://1", "mimeType": "text/plain", "text": "the text of a note"}},
     {"type": "resource_link", "uri": "note://3", "name": "a note", "mimeType": "text/plain"},
 )
+
+
+@tool()
+async def image(call: Call) -> None:
+    """Answers with a picture."""
+    await call.content(IMAGE)
 
 
 @tool()
