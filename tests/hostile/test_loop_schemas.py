@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,8 @@ from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.schema import ArgumentChecker, SchemaError
 from gateway.tool_table import Source
-from gateway.types import Outcome, ToolCall, ToolSpec
-from tests.hostile.injector import call_beside, gateway_beside, healthy_calls
+from gateway.types import Outcome, ToolSpec
+from tests.hostile.injector import call_beside
 from tests.waiting import PATIENCE_S
 
 Schema = dict[str, Any]
@@ -143,13 +142,7 @@ async def test_slow_check_ends_and_disturbs_no_healthy_caller(trick: str) -> Non
 
 async def test_large_arguments_that_fit_are_called_after_a_check_in_a_child() -> None:
     schema = of({"type": "array", "items": {"type": "string"}})
-    arguments = json.dumps({"s": ["a" * 60] * 2_000})
-    async with (
-        gateway_beside(source_of(schema)) as gateway,
-        gateway.open() as session,
-        healthy_calls(gateway) as meanwhile,
-    ):
-        result = await session.call(ToolCall("1", "trap", arguments))
+    result, meanwhile = await call_beside([source_of(schema)], "trap", {"s": ["a" * 60] * 2_000})
     assert result.outcome is Outcome.OK
     meanwhile.assert_undisturbed()
 

@@ -1,4 +1,4 @@
-"""Calls in, tool messages out: ids, order, layouts, and what becomes of a call whose caller leaves."""
+"""Tools listed, calls in, tool messages out: ids, order and layouts."""
 
 from __future__ import annotations
 
@@ -87,3 +87,13 @@ async def test_invalid_body_is_refused_with_the_field(client: ApiClient) -> None
     ):
         answer = await client("POST", f"/v1/sessions/{id}/calls", body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (422, where)
+
+
+async def test_tool_list_has_strict_schemas_where_possible(client: ApiClient) -> None:
+    listed = (await client("GET", "/v1/tools?strict=true")).json()["data"]
+    functions = {tool["function"]["name"]: tool["function"] for tool in listed}
+    assert functions["pick"]["strict"] is True
+    assert functions["pick"]["parameters"]["required"] == ["colour", "shade", "size"]
+    assert functions["pick"]["parameters"]["additionalProperties"] is False
+    assert functions["free"]["strict"] is False
+    assert functions["free"]["parameters"] == {"type": "object", "properties": {}, "additionalProperties": True}
