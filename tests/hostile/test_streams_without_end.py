@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -33,7 +32,6 @@ ROWS = [
 ]
 
 
-@contextmanager
 def flooding_server() -> Iterator[str]:
     command = [sys.executable, str(Path(__file__).with_name("flooding_server.py"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -44,16 +42,8 @@ def flooding_server() -> Iterator[str]:
             child.kill()
 
 
-@pytest.fixture(scope="module")
-def hostile_url() -> Iterator[str]:
-    with flooding_server() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def healthy_url() -> Iterator[str]:
-    with flooding_server() as url:
-        yield url
+hostile_url = pytest.fixture(scope="module", name="hostile_url")(flooding_server)
+healthy_url = pytest.fixture(scope="module", name="healthy_url")(flooding_server)
 
 
 def config(url: str, transport: str = "streamable-http") -> Server:

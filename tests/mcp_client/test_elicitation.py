@@ -15,7 +15,7 @@ from gateway.config.server_auth import Answers
 from gateway.elicitation import ElicitationAnswers
 from gateway.errors import RequestDeclined
 from gateway.gateway import Gateway
-from gateway.types import Context, Feedback, Outcome, Text, ToolCall, ToolResult
+from gateway.types import Context, Feedback, Outcome, Text, ToolCall
 from tests.conftest import Write
 from tests.servers.forked_server import forked_command
 
@@ -116,22 +116,14 @@ interaction:
 """
 
 
-async def call_asking_tool(write: Write, answers: object) -> tuple[ToolResult, int]:
-    """The result of a tool that asks for the caller's name, in a rollout; and how many rewards there are."""
+@pytest.mark.parametrize(("answers", "text"), [({"name": "Grace"}, "Hello, Grace!"), ("interaction", "Hello, Ada!")])
+async def test_tool_that_asks_in_a_rollout_gets_an_answer(write: Write, answers: object, text: str) -> None:
     command, args = forked_command(SERVER)
-    entry: dict[str, Any] = {"command": command, "args": args}
-    if answers is not None:
-        entry["answers"] = answers
-    servers = write("mcp_servers.json", json.dumps({"mcpServers": {"shop": entry}}))
+    shop = {"command": command, "args": args, "answers": answers}
+    servers = write("mcp_servers.json", json.dumps({"mcpServers": {"shop": shop}}))
     plan = build_plan(write("tools/user.yaml", INTERACTION), servers)
     with anyio.fail_after(60):
         async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open() as session:
             result = await session.call(ToolCall("1", ASK, "{}"))
-            return result, len(session.rewards)
-
-
-@pytest.mark.parametrize(("answers", "text"), [({"name": "Grace"}, "Hello, Grace!"), ("interaction", "Hello, Ada!")])
-async def test_tool_that_asks_in_a_rollout_gets_an_answer(write: Write, answers: object, text: str) -> None:
-    result, rewards = await call_asking_tool(write, answers)
+            assert session.rewards == [], "the interaction's score is for the policy's turns"
     assert (result.outcome, result.text) == (Outcome.OK, text)
-    assert rewards == 0, "the interaction's score is for the policy's turns"
