@@ -19,14 +19,7 @@ SOLVED = [{"role": "assistant", "content": "#### 42"}]
 async def test_interaction_arguments_may_be_given_with_its_name(client: ApiClient) -> None:
     id = await client.begin(feedback={"name": "gsm8k", "ground_truth": "42"})
     feedback = (await client("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
-    assert feedback == {
-        "done": True,
-        "message": "Your response is correct!",
-        "score": 1.0,
-        "metadata": {},
-        "outcome": "ok",
-        "reason": None,
-    }
+    assert (feedback["done"], feedback["score"], feedback["outcome"]) == (True, 1.0, "ok")
 
 
 async def test_feedback_without_interactions_is_a_conflict() -> None:
@@ -58,10 +51,9 @@ async def test_session_does_not_expire_during_a_call(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(client.call, id, "hang")
         await wait_until(hanging.started.is_set)
-        server.gateway.sessions[
-            id
-        ].ttl_s = 0.05  # It could have expired before the call, with so little from the start.
-        assert server.gateway.sessions[id].remaining_s == 0.05
+        session = server.gateway.sessions[id]
+        session.ttl_s = 0.05  # It could have expired before the call, with so little from the start.
+        assert session.remaining_s == 0.05
         tasks.cancel_scope.cancel()
     await wait_until(lambda: id not in server.gateway.sessions)
 

@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.build import build_plan
 from gateway.config.server_auth import Answers
 from gateway.elicitation import ElicitationAnswers
 from gateway.errors import RequestDeclined
@@ -121,9 +120,9 @@ async def test_tool_that_asks_in_a_rollout_gets_an_answer(write: Write, answers:
     command, args = forked_command(SERVER)
     shop = {"command": command, "args": args, "answers": answers}
     servers = write("mcp_servers.json", json.dumps({"mcpServers": {"shop": shop}}))
-    plan = build_plan(write("tools/user.yaml", INTERACTION), servers)
+    user = write("tools/user.yaml", INTERACTION)
     with anyio.fail_after(60):
-        async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open() as session:
+        async with Gateway.load(user, servers) as gateway, gateway.open() as session:
             result = await session.call(ToolCall("1", ASK, "{}"))
             assert session.rewards == [], "the interaction's score is for the policy's turns"
     assert (result.outcome, result.text) == (Outcome.OK, text)

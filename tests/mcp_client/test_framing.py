@@ -50,11 +50,6 @@ def test_lines_of_events_end_with_any_line_end(end: str, step: int) -> None:
     assert parsed == [ServerSentEvent("message", b"a\nb", ""), ServerSentEvent("message", b"c", "1")]
 
 
-def test_event_size_is_bounded_over_all_its_lines() -> None:
-    (event,) = EventParser(10).feed(b"data: 123456\ndata: 123456\n\n")
-    assert isinstance(event.data, OversizedLine)
-
-
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

@@ -25,8 +25,7 @@ def tiles(count: int) -> ToolResponse:
 
 
 async def call_tool(folder: Path, name: str, **arguments: Any) -> tuple[Part, ...]:
-    plan = build_plan(folder, None)
-    async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open(Task(tools=(name,))) as session:
+    async with Gateway.load(folder, None) as gateway, gateway.open(Task(tools=(name,))) as session:
         return (await session.call(ToolCall("1", name, json.dumps(arguments)))).parts
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gateway.build import build_plan
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.types import Outcome, Task, ToolCall
@@ -107,8 +106,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
     def load(name: str = "safe.Safe", **entry: Any) -> Gateway:
         (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"class_name": name, **entry}]}))
-        plan = build_plan(tmp_path / "tools.yaml", None)
-        return Gateway(plan.sources, services=plan.services)
+        return Gateway.load(tmp_path / "tools.yaml", None)
 
     yield load
     if "safe" in sys.modules:

@@ -228,17 +228,9 @@ def tools(tmp_path: Path, root: str, tests: Path) -> Path:
 
 
 @asynccontextmanager
-async def open_gateway(file: Path) -> AsyncIterator[Gateway]:
-    plan = build_plan([file], None)
-    async with Gateway(plan.sources, services=plan.services) as gateway:
-        yield gateway
-
-
-@asynccontextmanager
 async def open_remote(file: Path) -> AsyncIterator[RemoteGateway]:
     """A client of a gateway over HTTP."""
-    plan = build_plan([file], None)
-    with live_server(lambda: Gateway(plan.sources, services=plan.services)) as served:
+    with live_server(lambda: Gateway.load(file, None)) as served:
         async with RemoteGateway(served.url) as client:
             yield client
 
@@ -247,7 +239,7 @@ GIVEN = {"command": ["sh", "/tests/test.sh"], "files": {"/tests": "tests"}, "art
 
 
 async def test_session_ends_with_the_grade_of_what_its_calls_left(tools: Path, tmp_path: Path) -> None:
-    async with open_gateway(tools) as gateway:
+    async with Gateway.load(tools, None) as gateway:
         for answer, reward in ((EXPECTED, 1.0), ("1", 0.0), ("", 0.0)):
             async with gateway.open(Task(hash_state=True)) as session:
                 if answer:
@@ -269,7 +261,7 @@ async def test_state_of_a_sandbox_that_is_lost_when_it_is_graded_is_not_the_prep
         raise SandboxEnded("its files cannot be packed")
 
     monkeypatch.setattr(LocalSandbox, "freeze", end)
-    async with open_gateway(tools) as gateway:
+    async with Gateway.load(tools, None) as gateway:
         async with gateway.open(Task(hash_state=True)) as session:
             await session.call(ToolCall("1", "shell", '{"command": "echo 1 > file"}'))
             assert await session.finish() == {"grade": 0.0}
@@ -294,7 +286,7 @@ def test_archive_of_artifacts_writes_nothing_elsewhere_whoever_made_it(tmp_path:
 
 
 async def test_rollout_whose_last_call_was_late_is_graded_by_its_own_files(tools: Path) -> None:
-    async with open_gateway(tools) as gateway, gateway.open() as session:
+    async with Gateway.load(tools, None) as gateway, gateway.open() as session:
         command = f"echo {EXPECTED} > /app/answer; kill -STOP $PPID; sleep 600"  # The server of commands.
         with anyio.fail_after(10):
             late = await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
@@ -335,7 +327,10 @@ async def test_grade_without_a_root_is_made_of_the_files_below_rollout(tmp_path:
         "reward": "/rollout/logs",
     }
     for extra in ({"mode": "same"}, {"artifacts": ["/rollout/answer"]}):
-        async with open_gateway(write_tools(tmp_path, "", **grade, **extra)) as gateway, gateway.open() as session:
+        async with (
+            Gateway.load(write_tools(tmp_path, "", **grade, **extra), None) as gateway,
+            gateway.open() as session,
+        ):
             await session.call(ToolCall("1", "shell", '{"command": "echo 1 > answer"}'))
             assert await session.finish() == {"grade": 0.25}
 
@@ -381,7 +376,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> HangingGrader:
 
 async def test_sessions_that_nobody_waits_for_are_not_graded(tools: Path, hanging: HangingGrader) -> None:
     with anyio.fail_after(30):
-        async with open_gateway(tools) as gateway:
+        async with Gateway.load(tools, None) as gateway:
             with pytest.raises(KeyError):
                 async with gateway.open():
                     raise KeyError
@@ -444,7 +439,7 @@ async def test_gateway_that_stops_ends_grades_and_says_that_they_are_missing(
     tools: Path, hanging: HangingGrader
 ) -> None:
     with anyio.fail_after(30):
-        async with open_gateway(tools) as gateway, anyio.create_task_group() as tasks:
+        async with Gateway.load(tools, None) as gateway, anyio.create_task_group() as tasks:
             session = await gateway.begin(Task())
             tasks.start_soon(session.close)
             await hanging.began.wait()

@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.build import build_plan
 from gateway.gateway import Gateway
 from gateway.sandbox import sandbox_toolset
 from gateway.sandbox.bubblewrap import find_copy_reason
@@ -25,8 +24,7 @@ from gateway.types import Outcome, Task, ToolCall, ToolResult
 def make_gateway(folder: Path, **settings: Any) -> Gateway:
     file = folder / "box.yaml"
     file.write_text(json.dumps({"tools": [{"sandbox_tools": ["shell"], "timeout_s": 60, **settings}]}))
-    plan = build_plan([file], None)
-    return Gateway(plan.sources, services=plan.services)
+    return Gateway.load(file, None)
 
 
 async def play(gateway: Gateway, task: Task, *commands: str) -> tuple[str, dict[str, str]]:

@@ -14,7 +14,6 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.build import build_plan
 from gateway.client import RemoteGateway
 from gateway.errors import SessionError
 from gateway.gateway import Gateway
@@ -42,8 +41,7 @@ def make_gateway(folder: Path, **settings: Any) -> Gateway:
     entry = {"command": sys.executable, "args": [NOTES_SERVER, FOLDER], "isolation": "process", **settings}
     file = folder / "mcp_servers.json"
     file.write_text(json.dumps({"mcpServers": {"notes": entry}}))
-    plan = build_plan(None, file)
-    return Gateway(plan.sources, services=plan.services)
+    return Gateway.load(None, file)
 
 
 @asynccontextmanager
