@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import anyio
@@ -95,27 +97,23 @@ async def test_transport_of_a_bare_url_is_detected(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["sse", "http"])
-async def test_server_that_stops_and_returns_is_reconnected(transport: str) -> None:
-    port = free_port()
+async def test_server_that_stops_and_returns_is_reconnected(transport: Any) -> None:
+    serve = partial(serve_misbehaving, transport, "--listen-port", str(free_port()))
     with anyio.fail_after(60):
-        async with Services() as services:
-            async with serve_misbehaving(transport, "--listen-port", str(port)) as url:  # type: ignore[arg-type]
-                server = McpToolset("it", Server(url=url), services=services)
-                entered = await server.__aenter__()
-                specs = server.specs
-            try:
-                await call_until_unavailable(entered)
-                assert server.specs is specs
-                await wait_until(lambda: server.status.state == "stale")
-                assert "cannot connect" in server.status.reason
-                unavailable = await call_tool(server, "echo", text="x")
-                assert unavailable.outcome is Outcome.UNAVAILABLE
-                async with serve_misbehaving(transport, "--listen-port", str(port)):  # type: ignore[arg-type]
-                    await wait_until(lambda: server.status.state == "up", within_s=40)
-                    assert (await call_tool(server, "echo", text="back")).text == "back"
-                    assert server.specs is specs and server.status.reconnects >= 1
-            finally:
-                await server.__aexit__(None, None, None)
+        async with (
+            AsyncExitStack() as first,
+            open_toolset(Server(url=await first.enter_async_context(serve()))) as server,
+        ):
+            specs = server.specs
+            await first.aclose()
+            await call_until_unavailable(server)
+            assert server.specs is specs
+            await wait_until(lambda: server.status.state == "stale")
+            assert "cannot connect" in server.status.reason
+            async with serve():
+                await wait_until(lambda: server.status.state == "up", within_s=40)
+                assert (await call_tool(server, "echo", text="back")).text == "back"
+                assert server.specs is specs and server.status.reconnects >= 1
 
 
 async def call_until_unavailable(server: McpToolset) -> None:
@@ -126,17 +124,15 @@ async def call_until_unavailable(server: McpToolset) -> None:
 
 
 async def test_session_forgotten_by_the_server_is_reopened() -> None:
-    port = free_port()
+    serve = partial(serve_misbehaving, "http", "--listen-port", str(free_port()))
     with anyio.fail_after(60):
-        async with Services() as services:
-            async with serve_misbehaving("http", "--listen-port", str(port)) as url:
-                server = McpToolset("it", Server(url=url), services=services)
-                await server.__aenter__()
-            try:
-                async with serve_misbehaving("http", "--listen-port", str(port)):
-                    first = await call_tool(server, "echo", text="x")
-                    assert first.outcome in (Outcome.UNAVAILABLE, Outcome.UNKNOWN)
-                    await wait_until(lambda: server.status.reconnects == 1)
-                    assert (await call_tool(server, "echo", text="again")).text == "again"
-            finally:
-                await server.__aexit__(None, None, None)
+        async with (
+            AsyncExitStack() as first,
+            open_toolset(Server(url=await first.enter_async_context(serve()))) as server,
+        ):
+            await first.aclose()
+            async with serve():
+                lost = await call_tool(server, "echo", text="x")
+                assert lost.outcome in (Outcome.UNAVAILABLE, Outcome.UNKNOWN)
+                await wait_until(lambda: server.status.reconnects == 1)
+                assert (await call_tool(server, "echo", text="again")).text == "again"

@@ -321,16 +321,11 @@ async def test_stopped_sandbox_has_no_files_to_freeze(root: str, provider: Bubbl
 
 async def test_grade_without_a_root_is_made_of_the_files_below_rollout(tmp_path: Path) -> None:
     (tmp_path / "check.sh").write_text('[ "$(cat answer)" = 1 ] && echo 0.25 > logs/reward.txt; mkdir logs/more')
-    grade = {
-        "command": ["sh", "check/check.sh"],
-        "files": {"/rollout/check/check.sh": "check.sh"},
-        "reward": "/rollout/logs",
-    }
+    files = {"/rollout/check/check.sh": "check.sh"}
+    grade = {"command": ["sh", "check/check.sh"], "files": files, "reward": "/rollout/logs"}
     for extra in ({"mode": "same"}, {"artifacts": ["/rollout/answer"]}):
-        async with (
-            Gateway.load(write_tools(tmp_path, "", **grade, **extra), None) as gateway,
-            gateway.open() as session,
-        ):
+        file = write_tools(tmp_path, "", **grade, **extra)
+        async with Gateway.load(file, None) as gateway, gateway.open() as session:
             await session.call(ToolCall("1", "shell", '{"command": "echo 1 > answer"}'))
             assert await session.finish() == {"grade": 0.25}
 
