@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE_S
 CALL_S, SHORT_S = 50.0, 6.0
 OWN_SYSTEM = {
     "makes a hard link to a program", "writes among the system's programs", "writes to the root",
-    "runs a program as its owner", "makes the system writable",
+    "runs a program as its owner",
 }  # fmt: skip
 """Attacks on the machine's programs, which a box with a root has not: it may change its own, in memory."""
 OWN_LOOPBACK = {"opens an IPv6 socket", "opens a datagram socket", "asks the kernel for interfaces"}
