@@ -18,16 +18,6 @@ FORGED = {
         "import os\ndef f(x): os._exit(0)",
         "try:\n    f(2)\n    assert False\nexcept Exception:\n    pass\nexcept BaseException:\n    pass",
     ),
-    "its own source": (
-        "import sys\ndef f(x):\n    return int(open(sys.argv[0]).read().split('== ')[-1].split()[0])",
-        "assert f(2) == 4",
-    ),
-    "the frames above": (
-        "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
-        "        if 4 in frame.f_locals.values(): return 4\n        frame = frame.f_back\n"
-        "    return 3",
-        "assert f(2) == 4",
-    ),
     "reports of its own": (
         "import os, sys\nframe = sys._getframe()\nwhile 'mark' not in frame.f_locals: frame = frame.f_back\n"
         "mark = frame.f_locals['mark']\nfor n in range(9):\n    print(f'{mark} 0 {n:016x}')\n"

@@ -81,7 +81,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
         file.listen()
         yield {
             "port": port.getsockname()[1], "abstract": name, "socket": str(folder / "socket"), "key": key,
-            "secret": str(folder / "secret"), "folder": str(folder), "pid": os.getpid(), "marker": f"m{name}",
+            "secret": str(folder / "secret"), "pid": os.getpid(), "marker": f"m{name}",
             "group": os.getpgrp(), "shared": str(shared), "victim_file": f"/rollout/{name}",
             "descriptor": inherited.fileno(),
         }  # fmt: skip
