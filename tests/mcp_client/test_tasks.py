@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,6 @@ import anyio
 from gateway.gateway import Gateway
 from gateway.types import Context, Outcome, ToolCall, ToolResult
 from tests.conftest import Write
-from tests.servers.forked_server import forked_command
 from tests.waiting import PATIENCE_S, wait_until
 
 SERVER = '''
@@ -22,75 +22,53 @@ import os
 import sys
 from pathlib import Path
 
-from mcp.server import MCPServer
-from mcp.server.extension import Extension, MethodBinding
-from mcp_types import RequestParams
-
 TASKS = "io.modelcontextprotocol/tasks"
 NOW = "2026-01-01T00:00:00Z"
+QUESTION = {"message": "Colour?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}
+polls, answers = {}, {}
 
+def describe(kind):
+    times = {"createdAt": NOW, "lastUpdatedAt": NOW, "ttlMs": 60000, "pollIntervalMs": 50}
+    return {"taskId": kind, "status": "working", **times}
 
-class TaskParams(RequestParams):
-    task_id: str
-    input_responses: dict | None = None
+def get(kind):
+    """A task works for two polls, and does what its kind says then."""
+    polls[kind] += 1
+    state = describe(kind)
+    if kind == "dies":
+        os._exit(3)
+    if kind == "endless" or polls[kind] < 3:
+        return {**state, "statusMessage": f"step {polls[kind]}"}
+    if kind == "asks" and kind not in answers:
+        requests = {"q": {"method": "elicitation/create", "params": QUESTION}}
+        return {**state, "status": "input_required", "inputRequests": requests}
+    text = json.dumps(answers.pop(kind)) if kind in answers else f"done after {polls[kind]} polls"
+    return {**state, "status": "completed", "result": {"content": [{"type": "text", "text": text}]}}
 
+def answer(method, params):
+    match method:
+        case "server/discover":
+            return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}, "extensions": {TASKS: {}}}}
+        case "tools/list":
+            return {"tools": [{"name": "work", "inputSchema": {"type": "object"}}]}
+        case "tools/call" if TASKS in str(params["_meta"]):
+            polls[params["arguments"]["kind"]] = 0
+            return {"resultType": "task", **describe(params["arguments"]["kind"])}
+        case "tasks/get":
+            return get(params["taskId"])
+        case "tasks/update":
+            answers[params["taskId"]] = params["inputResponses"]
+            return {}
+        case "tasks/cancel":
+            Path(sys.argv[1]).write_text(params["taskId"])
+            return {}
 
-class Tasks(Extension):
-    """Answers each call with a task that ends after some polls, as its `kind` says."""
-
-    identifier = TASKS
-
-    def __init__(self):
-        self.tasks = {}
-        self.cancelled = Path(sys.argv[1])
-
-    async def intercept_tool_call(self, params, ctx, call_next):
-        declared = (ctx.meta or {}).get("io.modelcontextprotocol/clientCapabilities") or {}
-        if TASKS not in (declared.get("extensions") or {}):
-            return await call_next(ctx)
-        kind = params.arguments["kind"]
-        self.tasks[kind] = {"kind": kind, "polls": 0, "answer": None}
-        return {"resultType": "task", **self.state(kind)}
-
-    def state(self, task_id):
-        times = {"createdAt": NOW, "lastUpdatedAt": NOW, "ttlMs": 60000, "pollIntervalMs": 50}
-        return {"taskId": task_id, "status": "working", **times}
-
-    async def get(self, ctx, params):
-        task = self.tasks[params.task_id]
-        task["polls"] += 1
-        state = self.state(params.task_id)
-        if task["kind"] == "dies":
-            os._exit(3)
-        if task["kind"] == "endless" or task["polls"] < 3:
-            return {**state, "statusMessage": f"step {task['polls']}"}
-        if task["kind"] == "asks" and task["answer"] is None:
-            params = {"message": "Colour?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}
-            requests = {"q": {"method": "elicitation/create", "params": params}}
-            return {**state, "status": "input_required", "inputRequests": requests}
-        text = json.dumps(task["answer"]) if task["answer"] else f"done after {task['polls']} polls"
-        return {**state, "status": "completed", "result": {"content": [{"type": "text", "text": text}]}}
-
-    async def update(self, ctx, params):
-        self.tasks[params.task_id]["answer"] = params.input_responses
-        return {}
-
-    async def cancel(self, ctx, params):
-        self.cancelled.write_text(params.task_id)
-        return {}
-
-    def methods(self):
-        handlers = {"tasks/get": self.get, "tasks/update": self.update, "tasks/cancel": self.cancel}
-        return [MethodBinding(name, TaskParams, handler) for name, handler in handlers.items()]
-
-
-server = MCPServer("slow", extensions=[Tasks()])
-
-@server.tool()
-def work(kind: str) -> str:
-    return "done at once"
-
-server.run("stdio")
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" in request:
+        result = answer(request["method"], request.get("params", {}))
+        ended = {"error": {"code": -32601, "message": "none"}} if result is None else {"result": result}
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **ended}), flush=True)
 '''
 
 
@@ -98,8 +76,7 @@ server.run("stdio")
 async def _open(write: Write, timeout_s: float = 30) -> AsyncIterator[tuple[Any, Path]]:
     script = write("slow_server.py", SERVER)
     cancelled = script.with_name("cancelled")
-    command, args = forked_command(script, str(cancelled))
-    server = {"command": command, "args": args, "timeout_s": timeout_s}
+    server = {"command": sys.executable, "args": [str(script), str(cancelled)], "timeout_s": timeout_s}
     file = write("servers.json", json.dumps({"mcpServers": {"slow": server}}))
     with anyio.fail_after(60):
         async with Gateway.load(None, file) as gateway, gateway.open() as session:
