@@ -15,7 +15,7 @@ from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.server_status import ServerStatus
 from gateway.session import GatewaySession
 from gateway.types import Outcome, Text, ToolCall, ToolResult
-from tests.servers.start_server import stdio_command
+from tests.servers.start_server import serve_misbehaving, stdio_command
 from tests.third_party.peers import write_servers
 from tests.waiting import wait_until
 
@@ -101,3 +101,20 @@ async def test_stopped_stdio_server_is_restarted_before_anyone_calls(tmp_path: P
             assert isinstance(answer, Text) and int(answer.text) != process.pid
             assert isinstance(told, Text) and "was restarted" in told.text
             assert "nothing came from it for 0.5 s" in status_of(gateway).last_loss
+
+
+async def test_blocked_http_server_is_reported_and_connected_to_again(tmp_path: Path) -> None:
+    with anyio.fail_after(2 * WITHIN_S):
+        async with serve_misbehaving("http") as url:
+            entry = {"url": url, "transport": "http", "ping_timeout_s": 1.0, "connect_timeout_s": 5.0}
+            gateway = open_gateway(tmp_path, entry)
+            async with gateway:
+                await wait_until(lambda: status_of(gateway).state == "up", WITHIN_S)
+                async with gateway.open() as session:
+                    blocked = await use_tool(session, "block", seconds=2 * STILL_S)
+                    assert blocked.outcome is Outcome.TIMEOUT
+                    await wait_until(lambda: status_of(gateway).state in ("restarting", "stale"), WITHIN_S)
+                    assert "a ping was not answered" in status_of(gateway).last_loss
+                    await use_until_it_works(session, "echo", text="after")
+                    await wait_until(lambda: status_of(gateway).state == "up", WITHIN_S)
+                    assert status_of(gateway).reconnects >= 1
