@@ -24,7 +24,9 @@ def test_expanded_value_is_not_expanded_again(before: str, name: str, value: str
     ("text", "filled"),
     [
         ("${SET}", "value"),
+        ("a ${SET} b ${SET:-x}", "a value b value"),
         ("${UNSET:-a default: with ${ in it}", "a default: with ${ in it"),
+        ("${UNSET:-}", ""),
         ("${EMPTY:-default}", "default"),
         ("${EMPTY}", ""),
         ("$${SET}", "${SET}"),

@@ -62,6 +62,7 @@ def test_relative_paths_are_resolved_from_the_file(write: Write, load_files: Loa
             {"url": "http://a", "headers": {"X-Key": "ü"}},
             "s.headers.X-Key: contains characters that an HTTP header cannot have",
         ),
+        ("npx", "s: expected a mapping, found 'npx'"),
         ({"command": "a", "oauth": {}}, "s: `oauth` belongs to a server with `url`"),
         ({"command": "a", "auth_command": ["b"]}, "s: `auth_command` belongs to a server with `url`"),
         ({"url": "http://a", "auth_token": "t", "oauth": {}}, "s: `auth_token` and `oauth` exclude each other"),

@@ -78,12 +78,13 @@ def test_errors_of_all_files_are_reported_together(write: Write, load_errors: Lo
           - name: lost
           - function: a:b
             allow: [c]
+          - just a text
         """,
     )
     write("tool_configs/b.yaml", "interactions: []")
     write("tool_configs/c.yaml", "- tools")
     errors = [message.removeprefix("tool_configs/").replace("\n  remedy", "; remedy") for message in load_errors()]
-    assert errors[:10] == [
+    assert errors[:11] == [
         "a.yaml:4: tools[0].timeout: unknown key; remedy: did you mean `timeout_s`?",
         "a.yaml:6: tools[1].timeout_s: expected a valid number, found 'soon'; remedy: correct `timeout_s`",
         "a.yaml:8: tools[2].retries: expected less than or equal to 10, found 11; remedy: correct `retries`",
@@ -91,11 +92,12 @@ def test_errors_of_all_files_are_reported_together(write: Write, load_errors: Lo
         "a.yaml:9: tools[3]: is not a tool; remedy: did you mean `function` instead of `fnction`?",
         "a.yaml:10: tools[4]: is not a tool; remedy: give it one of `class_name`, `function`, `server`, `mcp`",
         "a.yaml:12: tools[5].allow: unknown key; remedy: `allow` goes with `server` or `mcp`; remove it here",
+        "a.yaml:13: tools[6]: is not a tool; remedy: give it one of `class_name`, `function`, `server`, `mcp`",
         "b.yaml:1: interactions: unknown key; remedy: did you mean `interaction`?",
         "c.yaml: expected a mapping, found a list; remedy: write `key: value` pairs there",
         "mcp_servers.json:1: mcpServers.x.comand: unknown key; remedy: did you mean `command`?",
     ]
-    assert len(errors) == 11 and errors[10].startswith("mcp_servers.json:1: mcpServers.two: ")
+    assert len(errors) == 12 and errors[11].startswith("mcp_servers.json:1: mcpServers.two: ")
 
 
 def test_unknown_tool_is_reported_once_all_servers_have_listed(write: Write, load_files: LoadConfig) -> None:

@@ -99,6 +99,7 @@ async def test_a_session_without_usable_tests_is_refused(tests: Any) -> None:
     [
         ("```\na\n```\nand\n```py\nb\nc\n```", "b\nc"),
         ("```py\r\na\r\n```", "a"),
+        ("  ```\n  a\n  ```", "  a"),
         ("```py\na", None),
         ("`a`", None),
         ("```\n```", ""),

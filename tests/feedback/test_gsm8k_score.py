@@ -31,11 +31,14 @@ def test_any_text_gives_a_finite_number_or_none(text: str) -> None:
         ("#### 1,000.0", "1000"),
         ("#### -5", "-5"),
         ("#### \u22125", -5),
+        ("#### +5", 5),
         ("#### $18", "18"),
         ("#### -$18.50.", "-18.5"),
+        ("#### 72.", "72"),
         ("#### .5", 0.5),
         ("#### 3 then #### 4", "4"),
         ("#### 72" + " so it goes" * 100, "72"),
+        ("#### 1000", "$1,000"),
     ],
 )
 def test_strict_reads_signs_separators_currency_and_full_stops(text: str, truth: str | float) -> None:
@@ -46,7 +49,9 @@ def test_strict_reads_signs_separators_currency_and_full_stops(text: str, truth:
     ("text", "answer"),
     [
         ("it costs $1,250.75, all told.", "1250.75"),
+        ("so the answer is 72.", "72"),
         ("10-7=3", "3"),
+        ("5-3", "3"),
         ("between 2 and -4", "-4"),
         ("42 ... and that is it.", "42"),
         ("see 8, version 1.2.3", "8"),

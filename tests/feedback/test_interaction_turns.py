@@ -23,6 +23,7 @@ async def get_feedback(value: Any) -> Feedback:
     [
         ((True, "Well.", 1.0, {}), 1.0, True),
         ((False, "Well.", 1, None), 1.0, False),
+        ((0, "Well.", True), 1.0, False),
         ((True, "Well.", None, {}), 0.25, True),
         ((False, "Well."), 0.25, False),
     ],
@@ -53,6 +54,7 @@ async def test_a_reply_may_have_images_among_text(reply: Any) -> None:
     ("value", "reason"),
     [
         (None, "Recorder.generate_response returned a NoneType"),
+        ("Well.", "Recorder.generate_response returned a str"),
         ((True,), "a tuple of 1"),
         (("False", "Well.", 1.0, {}), "'False' for should_terminate"),
         ((True, "Well.", "1.0", {}), "Recorder returned '1.0' as a score"),

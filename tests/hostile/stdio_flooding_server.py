@@ -28,6 +28,7 @@ FLOODS: dict[str, tuple[int, bytes]] = {
     "long_lines": (1, b"x" * 60_000 + b"\n"),
     "notifications": (1, line("notifications/message", {"level": "info", "data": "x"}) * 500),
     "progress": (1, line("notifications/progress", {"progressToken": 1, "progress": 1}) * 500),
+    "list_changes": (1, line("notifications/tools/list_changed", {}) * 500),
     "unknown_requests": (1, line("never/heard/of", {}, id=7) * 500),
     "pings": (1, line("ping", {}, id=7) * 500),
     "batches": (1, b"[" + b",".join([b'{"jsonrpc":"2.0","method":"notifications/x"}'] * 900) + b"]\n"),

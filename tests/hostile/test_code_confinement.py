@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S, wait_until
 pytestmark = pytest.mark.skipif(find_problem() is not None, reason="no sandbox can be started here")
 
 
-@pytest.mark.parametrize("status", [1, 125])
+@pytest.mark.parametrize("status", [1, 125, 126, 127])
 async def test_no_exit_status_of_a_program_passes_for_a_sandbox_that_did_not_start(status: int) -> None:
     result = await run_python(f"import os; os._exit({status})")
     assert result.exit_status == status and not result.stop_reason

@@ -60,6 +60,7 @@ def condition() -> Schema:
 
 
 REFUSED: dict[str, tuple[Callable[[], Schema], str]] = {
+    "18 doubling levels": (lambda: doubling(18), "subschemas apply to one value"),
     "40 doubling levels": (lambda: doubling(40), "subschemas apply to one value"),
     "doubling by allOf": (lambda: doubling_by("allOf"), "subschemas apply to one value"),
     "doubling by oneOf": (lambda: doubling_by("oneOf"), "subschemas apply to one value"),

@@ -78,6 +78,7 @@ async def test_pure_tools_are_called_without_a_session(client: ApiClient, server
 async def test_invalid_body_is_refused_with_the_field(client: ApiClient) -> None:
     id = await client.begin()
     for body, where in (
+        ({}, "tool_calls"),
         ({"tool_calls": [{}]}, "tool_calls.0.function"),
         ({"tool_calls": [tool_call("add", 7)]}, "tool_calls.0.function.arguments.str"),
         ({"messages": [{}, {"tool_calls": [{"function": {}}]}]}, "messages.1.tool_calls.0.function.name"),

@@ -60,6 +60,7 @@ def test_lines_of_events_end_with_any_line_end(end: str, step: int) -> None:
         (r'{"id":1,"result":{"\ud800":1}}', JSONRPCResponse),
         ('{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"m"}}', JSONRPCError),
         ('{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}', JSONRPCError),
+        ('{"jsonrpc":"2.0","id":1,"result":[1]}', JSONRPCError),
         ('{"jsonrpc":"2.0","id":1,"error":"just words"}', JSONRPCError),
         ('{"jsonrpc":"2.0","id":1}', JSONRPCError),
     ],

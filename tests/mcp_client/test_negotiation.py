@@ -44,6 +44,7 @@ HANDSHAKE_METHODS = ["initialize", "notifications/initialized"]
     [
         MCPError(-32601, "method not found"),
         {"supportedVersions": ["2025-11-25"], "capabilities": {}},
+        {"strange": True},
         unsupported_version("2025-11-25"),
         unsupported_version(),
     ],

@@ -76,6 +76,7 @@ def test_a_frame_larger_than_the_header_says_is_refused() -> None:
         (b"<?xml version='1.0'?><html/>", None),
         (b"\0\0\0\x20ftypavif", "image/avif"),
         (b"\0\0\0\x20ftypisom", "video/mp4"),
+        (b"\x1aE\xdf\xa3", "video/webm"),
         (b"RIFF\0\0\0\0AVI ", "video/x-msvideo"),
         (b"<svg", "image/svg+xml"),
         (b"", None),

@@ -170,6 +170,7 @@ async def test_method_that_is_interrupted_ends_the_episode_and_its_object(load: 
         ("safe.Odd", {}, r"Odd.look: cannot be a tool: parameter `\*args"),
         ("safe.Safe", {"config": {"keys": 2}}, "creating the tool failed: TypeError"),
         ("safe.Safe", {"isolation": "sandbox"}, "isolation: does not apply to an environment class"),
+        ("safe.Safe", {"description": "A safe."}, "description: does not apply to an environment class"),
     ],
 )
 def test_what_cannot_be_an_environment_is_refused(name: str, entry: dict[str, Any], problem: str, load: Load) -> None:

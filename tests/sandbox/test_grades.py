@@ -455,9 +455,12 @@ async def test_two_graded_entries_have_the_time_of_both_whatever_the_clients_tim
     [
         ({"command": []}, "grade.command"),
         ({"artifacts": ["/tests"]}, "would lie over"),
+        ({"artifacts": ["/tests/expected"]}, "would lie over"),
+        ({"artifacts": ["/logs"]}, "would lie over"),
         ({"artifacts": ["/"]}, "grade.artifacts"),
         ({"artifacts": ["/app/../tests"]}, "grade.artifacts"),
         ({"artifacts": ["/proc/1"]}, "folder of the kernel"),
+        ({"reward": "/dev/x"}, "folder of the kernel"),
         ({"files": {"/.mtrl/tests": "tests"}}, "folder of the kernel"),
         ({"mode": "same"}, "`artifacts` belong to"),
         ({"files": {"/tests": "none"}}, "there is no .*none"),

@@ -289,11 +289,13 @@ def header_bomb() -> bytes:
 
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "leads up": (make_layer([("../out", b"x")]), "leads out"),
+    "leads up below": (make_layer([("etc/../../out", b"x")]), "leads out"),
     "whiteout that leads up": (make_layer([("etc/.wh...", b"x")]), "leads out"),
     "hard link to the machine": (
         make_layer([make_link("etc/stolen", "/../../etc/passwd", tarfile.LNKTYPE)]),
         "leads out",
     ),
+    "hard link to nothing": (make_layer([make_link("etc/stolen", "etc/none", tarfile.LNKTYPE)]), "is no file of it"),
     "hard link to the root itself": (make_layer([make_link("etc/all", "/", tarfile.LNKTYPE)]), "names no file"),
     "whiteout of nothing": (make_layer([("etc/.wh.", b"")]), "names no file"),
     "links in a circle": (make_layer([make_link("a", "b"), make_link("b", "a"), ("a/file", b"")]), "lead nowhere"),

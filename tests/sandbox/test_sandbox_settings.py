@@ -49,6 +49,7 @@ def test_paths_lead_nowhere_else_by_links_or_from_the_file(write: Write, tmp_pat
         ({"readable": ["a\0b"]}, "a path has a zero byte"),
         ({"env": {"A": "x\0y"}}, "a variable's value has a zero byte or half a character: A"),
         ({"env": {"A-B": "x"}}, "a variable's name has other characters than letters, digits and `_`: 'A-B'"),
+        ({"container": {**CONTAINER, "engine": ""}}, "`engine` is no command"),
         ({"container": {**CONTAINER, "engine": "podman 'a"}}, "`engine` cannot be read as a command: No closing quot"),
         ({"container": {**CONTAINER, "engine": "pod\0man"}}, "`engine` is no command"),
         ({"container": {"image": ""}}, "either an `image` or a `root`"),

@@ -60,6 +60,7 @@ async def test_variables_and_files_stay_for_the_next_call_of_any_tool() -> None:
     [
         "import sys; sys.stdout = None",
         "import sys; sys.displayhook = None",
+        "import sys; sys.stdout.close()",
         "import os; os.close(1)",
         "import sys, io; sys.stdout = sys.__stdout__ = io.StringIO()",
     ],

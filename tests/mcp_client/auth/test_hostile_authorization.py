@@ -83,6 +83,7 @@ CASES: dict[str, tuple[Change, str]] = {
         "does not follow RFC 9728",
     ),
     "the token endpoint is HTML": (authorization_answers("/token", html_page), "without a bearer token"),
+    "the token endpoint fails": (authorization_answers("/token", status(500)), "HTTP 500"),
     "the token cannot be a header": (
         authorization_answers("/token", lambda request: JSONResponse({"access_token": "a\nb", "token_type": "Bearer"})),
         "without a bearer token",

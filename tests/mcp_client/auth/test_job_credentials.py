@@ -62,6 +62,7 @@ async def test_job_gets_a_new_token_when_the_old_one_expires_or_is_rejected(tmp_
 
 KEYS: dict[str, PrivateKeyTypes] = {
     "ES256": ec.generate_private_key(ec.SECP256R1()),
+    "ES384": ec.generate_private_key(ec.SECP384R1()),
     "RS256": rsa.generate_private_key(65537, 2048),
     "EdDSA": ed25519.Ed25519PrivateKey.generate(),
 }
@@ -155,6 +156,7 @@ async def test_slow_command_is_not_taken_for_the_silence_of_its_server(tmp_path:
         ("print()", "printed nothing"),
         ("print('hunter2 and more')", "more than one word"),
         ("print('{hunter2')", "does not begin a JSON object"),
+        ("print('{\"A\": 1}')", "not all text"),
         ('print(\'{"A b": "hunter2"}\')', "a header name"),
         ("import sys; sys.stdout.buffer.write(b'hunter2\\xff')", "not text"),
         ("while True: print('hunter2' * 1000)", "printed more than"),
