@@ -29,6 +29,7 @@ class Flags(argparse.Namespace):
     pages: int
     endless_pages: bool
     ignore_term: bool
+    ignore_pings: bool
 
 
 @dataclass(eq=False)
@@ -97,8 +98,10 @@ class Connection:
                     serverInfo={"name": "misbehaving", "version": "1.0.0"},
                     instructions="Every tool does what its description says.",
                 )
-            case "ping":
+            case "ping" if not self.shared.flags.ignore_pings:
                 await call.result()
+            case "ping":
+                await asyncio.Event().wait()
             case "tools/list":
                 await call.result(**build_page(TOOLS, self.shared, call.params.get("cursor")))
             case "tools/call" if tool := TOOLS.get(str(call.params.get("name")).split("-")[0]):
