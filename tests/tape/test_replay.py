@@ -19,14 +19,14 @@ from gateway.feedback.gsm8k import Gsm8kInteraction
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
-from gateway.native.function import FunctionTool, SessionContext
+from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.session import AnyGateway, Reward
 from gateway.tape import ReplayGateway, record_gateway
 from gateway.tape.line_format import RequestHistory, digest_call, encode_answer
 from gateway.tape.tape_file import load_tape
 from gateway.tool_table import Source
-from gateway.types import Feedback, Hints, Json, Outcome, Task, ToolCall, ToolResult
+from gateway.types import Feedback, Hints, Outcome, Task, ToolCall, ToolResult
 from gateway.wire import dumps, feedback_to_json, result_to_json
 
 
@@ -235,18 +235,6 @@ PLANS = st.lists(
 )
 
 
-def build_tick_gateway() -> Gateway:
-    """A gateway whose answers are all different."""
-    ticks: list[Json] = []
-
-    async def tick(session: SessionContext, value: Json = None) -> str:
-        """Answers with another number each time."""
-        ticks.append(value)
-        return f"{len(ticks)}: {value!r}"
-
-    return Gateway([Source("tick", NativeToolset([FunctionTool(tick)]))])
-
-
 def to_text(result: ToolResult) -> str:
     return json.dumps(encode_answer(result, {}), sort_keys=True)
 
@@ -279,7 +267,7 @@ def new_tape_path(folder: Path) -> Path:
 def test_interleaved_sessions_are_replayed_byte_for_byte(folder: Path, plans: list[Plan], random: Random) -> None:
     async def main() -> None:
         tape = new_tape_path(folder)
-        async with record_gateway(build_tick_gateway(), tape) as gateway:
+        async with record_gateway(build_gateway(), tape) as gateway:
             recorded = await run_plans(gateway, plans, random)
         async with ReplayGateway(tape) as replay:
             assert await run_plans(replay, plans, random) == recorded
