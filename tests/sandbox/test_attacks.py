@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,15 +9,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from gateway.sandbox import cgroups, sandboxed_command
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.toolset import Session
-from gateway.types import Outcome, ToolCall, ToolResult
+from gateway.types import Outcome
 from tests.sandbox.attacks import ATTACKS, MEMORY_AND_PROCESSES, NETWORK, PRIVILEGES, TIME, UNCOUNTED, Attack
-from tests.sandbox.conftest import SMALL, open_session
+from tests.sandbox.conftest import SMALL, call, open_session
 from tests.sandbox.roots import make_root
 from tests.waiting import PATIENCE_S
 
@@ -71,11 +69,6 @@ async def attacker_without_groups(anyio_backend: str) -> AsyncIterator[Session]:
 def settings_with_a_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxSettings]:
     with pytest.MonkeyPatch.context() as patch:
         yield SMALL.model_copy(update={"root": make_root(tmp_path_factory.mktemp("roots"), patch)})
-
-
-async def call(session: Session, tool: str, within_s: float = CALL_S, **arguments: str) -> ToolResult:
-    with anyio.fail_after(within_s):
-        return await session.call(ToolCall("1", tool, json.dumps(arguments)))
 
 
 async def assert_fails(session: Session, attack: Attack, targets: Mapping[str, Any], within_s: float = CALL_S) -> None:

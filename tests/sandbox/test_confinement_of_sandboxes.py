@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from gateway.errors import Unavailable
 from gateway.sandbox import bubblewrap, cgroups, sandboxed_command
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_statistics import STATISTICS
-from gateway.types import Outcome, ToolCall, ToolResult
-from tests.sandbox.conftest import SMALL, open_session
+from gateway.types import Outcome
+from tests.sandbox.conftest import SMALL, call, open_session
 from tests.waiting import PATIENCE_S
 
 ATTACKS_OF_UNPRIVILEGED = """
@@ -121,13 +120,9 @@ async def test_memory_that_the_machine_lacks_is_no_limit_that_the_policy_hit(
     monkeypatch.setattr(sandboxed_command, "remove_group", lambda *_: True)
     (folder / "cgroup.procs").write_text("")
     async with open_session() as session:
-
-        async def run(command: str) -> ToolResult:
-            return await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
-
-        assert (await run("echo")).outcome is Outcome.OK
+        assert (await call(session, "shell", command="echo")).outcome is Outcome.OK
         (folder / "memory.events").write_text("oom 0\noom_kill 1\n")
-        result = await run("kill -9 $PPID" if died else "echo")
+        result = await call(session, "shell", command="kill -9 $PPID" if died else "echo")
         assert result.outcome is Outcome.UNKNOWN and "the machine has no memory left" in str(result.reason), result
 
 
@@ -138,8 +133,7 @@ async def test_secrets_of_the_environment_are_in_no_command_line() -> None:
             "import os, pathlib\nprint(os.environ['TOKEN'])\n"
             "print([p for p in pathlib.Path('/proc').glob('[0-9]*/cmdline') if b's3cret' in p.read_bytes()])"
         )
-        call = ToolCall("1", "python", json.dumps({"code": code}))
-        assert (await session.call(call)).text == "s3cret-of-the-tool\n[]"
+        assert (await call(session, "python", code=code)).text == "s3cret-of-the-tool\n[]"
         lines = [words for process in psutil.process_iter(["cmdline"]) for words in process.info["cmdline"] or ()]
     assert lines and not any("s3cret-of-the-tool" in line for line in lines)
 
@@ -155,7 +149,7 @@ async def test_variables_of_the_settings_do_not_decide_what_gives_rights_up(tmp_
     async with open_session(settings) as session:
         code = "import os\nprint({name: os.environ[name] for name in " + repr([*env]) + "} == " + repr(env)
         code += ", os.path.exists('/tmp/ran'), [name for name in os.environ if name.startswith('MTRL')])"
-        result = await session.call(ToolCall("1", "python", json.dumps({"code": code})))
+        result = await call(session, "python", code=code)
     assert result.text.splitlines()[-1] == "True False []", result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -19,20 +18,12 @@ from gateway.sandbox.cgroups import find_parent
 from gateway.sandbox.grade_settings import GradeSettings
 from gateway.sandbox.grader import Grader
 from gateway.sandbox.sandbox_layout import STATE_PLACES
-from gateway.session import GatewaySession
 from gateway.toolset import Session
-from gateway.types import Image, Outcome, ToolCall, ToolResult
+from gateway.types import Image, Outcome, ToolResult
 from tests.conftest import Write
-from tests.sandbox.conftest import SMALL, find_bubblewraps, kill_sandbox, open_session
+from tests.sandbox.conftest import SMALL, call, find_bubblewraps, kill_sandbox, open_session
 from tests.sandbox.roots import make_root
 from tests.waiting import wait_until
-
-
-async def call(session: Session | GatewaySession, name: str, **arguments: Any) -> ToolResult:
-    request = ToolCall("1", name, json.dumps(arguments))
-    if isinstance(session, GatewaySession):
-        return (await session.calls([request]))[0]
-    return await session.call(request)
 
 
 async def text(session: Session, name: str, **arguments: Any) -> str:
