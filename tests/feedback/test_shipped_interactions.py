@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.config.entries import interaction_name
 from gateway.feedback.attempts import AttemptsInteraction
 from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY
 from gateway.feedback.interaction_toolset import FeedbackToolset
@@ -91,3 +92,7 @@ async def test_a_failure_of_the_judge_is_not_counted_and_calls_are_passed_on() -
     assert (feedback.score, feedback.metadata["kind"], feedback.metadata["scores"]) == (0.25, "x", [0.25])
     assert judge.received_kwargs[0] == {"level": 1}
     assert (judge.count("finalize"), judge.closed) == (1, 1)
+
+
+def test_default_name_of_an_interaction_is_never_empty() -> None:
+    assert interaction_name("mine.Interaction") == "interaction"
