@@ -73,26 +73,12 @@ def make_nothing() -> dict:
     return {}
 
 
-class Door(Safe):
-    def reset(self, **row) -> None:
-        raise ValueError("no door here")
-
-
 class Wall:
     def reset(self) -> None: ...
 
 
 class Odd(Wall):
     def look(self, *args: int) -> str: ...
-
-
-class Cold(Wall):
-    def look(self) -> str:
-        """Looks."""
-        return "ice"
-
-    async def get_reward(self) -> float:
-        raise RuntimeError("nobody knows")
 '''
 Load = Callable[..., Gateway]
 
