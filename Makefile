@@ -225,7 +225,7 @@ moves: install  ## Read and translate all scripts of SCRIPTS=FOLDER, and compare
 	$(BIN)/python bench/moves.py $(SCRIPTS)
 
 conformance: install  ## Run the official MCP conformance suite with the gateway as server and as client (needs npm)
-	$(BIN)/python tests/conformance/run.py
+	$(BIN)/python bench/conformance/run.py
 
 sglang: .sglang/installed  ## Make .sglang: SGLang in its own virtual environment, for CUDA or CPU
 

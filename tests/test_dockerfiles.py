@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,21 @@ def test_all_that_a_dockerfile_copies_exists_and_is_not_ignored(file: Path) -> N
 
 def test_the_training_image_has_a_tested_release_of_sglang() -> None:
     assert any(f"sglang=={release} " in (ROOT / ".ci/docker/train.Dockerfile").read_text() for release in TESTED)
+
+
+def test_the_image_for_a_cluster_has_the_torch_that_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    from trainer.distributed.errors import RankError
+    from trainer.distributed.sharded_model import require_torch
+
+    require_torch()
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(RankError) as raised:
+        require_torch()
+    needed = re.search(r"install torch ([\d.]+)", raised.value.remedy)
+    assert needed and f"'torch>={needed[1]}'" in (ROOT / ".ci/docker/train.Dockerfile").read_text()
+    assert "docker build -f .ci/docker/train.Dockerfile" in (ROOT / "docs/scaling.md").read_text()
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -1,9 +1,7 @@
 """Runs both halves of the official MCP conformance suite with the gateway: as a server, and as a client.
 
-    python tests/conformance/run.py            # a gateway in front of the upstream server, over stdio; then as a client
-    python tests/conformance/run.py --client   # as a client only: the suite's servers, many of them authorised
-    python tests/conformance/run.py --http     # the same, over HTTP
-    python tests/conformance/run.py --direct   # the upstream server alone: the baseline
+    python bench/conformance/run.py            # a gateway in front of the upstream server, over stdio; then as a client
+    python bench/conformance/run.py --client   # as a client only: the suite's servers, many of them authorised
 
 Prints a table and writes the scores. The exit status is 1 if a required scenario fails that is not in
 `EXPECTED_FAILURES`, or if one that is in it passes.
@@ -13,114 +11,49 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gateway.version import installed_version
-from tests.conformance.suite import VERSION, Score, Side, Suite
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from suite import VERSION, Score, Side, Suite  # noqa: E402
+
+from gateway.version import installed_version  # noqa: E402
+from tests.docs.servers import Server  # noqa: E402
 
 REQUIREMENTS = ("2025-11-25", "2026-07-28")
 EXPECTED_FAILURES: dict[tuple[Side, str, str], str] = {}
 """Required scenarios that are known to fail, as (half, requirement set, scenario), each with its cause."""
 
 TARGETS = {
-    "direct": "the upstream alone",
     "stdio": "gateway, stdio upstream",
-    "http": "gateway, HTTP upstream",
     "client": "gateway as a client",
 }
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 CACHE = ROOT / ".conformance"
 CLIENT = [sys.executable, str(HERE / "start_client.py")]
-UPSTREAM = [sys.executable, str(HERE / "everything_server.py")]
-START_TIMEOUT_S, END_TIMEOUT_S = 60.0, 15.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
-def serve_command(command: list[str], port: int) -> Iterator[str]:
-    """A server as a child process; yields its URL once it listens, and stops it at the end."""
-    process = subprocess.Popen([*command, "--port", str(port)], cwd=ROOT, start_new_session=True)
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not _is_listening(port):
-            if process.poll() is not None:
-                raise SystemExit(f"{' '.join(command)} ended with {process.returncode} before it listened.")
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{' '.join(command)} did not listen within {START_TIMEOUT_S:.0f} s.")
-            time.sleep(0.1)
-        # The suite tests forged hosts only if the URL says `localhost`.
-        yield f"http://localhost:{port}/mcp"
-    finally:
-        process.terminate()
-        try:
-            process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(END_TIMEOUT_S)
-
-
-def _is_listening(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-@contextmanager
-def serve_gateway(server: dict[str, Any], folder: Path) -> Iterator[str]:
-    """A gateway with no tools of its own in front of one server."""
+def serve_gateway(folder: Path) -> Iterator[str]:
+    """A gateway with no tools of its own in front of the upstream server."""
     tools, servers = folder / "tools", folder / "mcp_servers.json"
     tools.mkdir()
+    server = {"command": sys.executable, "args": [str(HERE / "everything_server.py")]}
     servers.write_text(json.dumps({"mcpServers": {"everything": server}}))
-    command = [
-        sys.executable,
-        "-m",
-        "gateway.cli",
-        "serve",
-        "--wait",
-        "all",
-        "--tools",
-        str(tools),
-        "--mcp",
-        str(servers),
-    ]
-    with serve_command(command, free_port()) as url:
-        yield url
-
-
-@contextmanager
-def open_target(target_name: str, folder: Path) -> Iterator[str]:
-    """Starts the target and yields the URL for the suite."""
-    with ExitStack() as stack:
-        if target_name == "stdio":
-            server: dict[str, Any] = {"command": UPSTREAM[0], "args": UPSTREAM[1:]}
-            yield stack.enter_context(serve_gateway(server, folder))
-            return
-        url = stack.enter_context(serve_command(UPSTREAM, free_port()))
-        yield url if target_name == "direct" else stack.enter_context(serve_gateway({"url": url}, folder))
+    with Server(["mtrl-gateway", "serve", "--tools", str(tools), "--mcp", str(servers)], ROOT) as gateway:
+        # The suite tests forged hosts only if the URL says `localhost`.
+        yield f"{gateway.url.replace('127.0.0.1', 'localhost')}/mcp"
 
 
 def run_suite(target_name: str) -> list[Score]:
@@ -135,7 +68,7 @@ def run_suite(target_name: str) -> list[Score]:
         if target_name == "client":
             scores.append(suite.run_clients(CLIENT, requirements, results))
             continue
-        with tempfile.TemporaryDirectory() as folder, open_target(target_name, Path(folder)) as url:
+        with tempfile.TemporaryDirectory() as folder, serve_gateway(Path(folder)) as url:
             scores.append(suite.run(url, requirements, results))
     return scores
 
@@ -193,13 +126,10 @@ def find_surprises(scores: list[Score]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the MCP conformance suite through the gateway.")
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--direct", dest="target", action="store_const", const="direct", help="the upstream alone")
-    group.add_argument("--client", dest="target", action="store_const", const="client", help="as a client only")
-    group.add_argument("--http", dest="target", action="store_const", const="http", help="reach the upstream over HTTP")
+    parser.add_argument("--client", action="store_true", help="as a client only")
     parser.add_argument("--output", type=Path, default=None, help="where the scores are written")
     args = parser.parse_args()
-    target_name = args.target or "stdio"
+    target_name = "client" if args.client else "stdio"
     # Only the run through the gateway is a result that the project publishes.
     output = args.output or (
         ROOT / "bench/results/conformance.json" if target_name == "stdio" else CACHE / f"{target_name}.json"

@@ -1,14 +1,10 @@
 """An MCP server with every feature of the protocol, to test that a gateway in front of it passes all of them on.
 
-    python tests/conformance/everything_server.py [--port N]
-
 It has the tools, resources and prompts that the MCP conformance suite expects, in old and modern protocol versions.
-With a port it serves `http://localhost:N/mcp`, without one it uses stdio.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import warnings
@@ -16,7 +12,6 @@ from typing import Any
 
 import anyio
 import mcp_types as types
-import uvicorn
 from everything import input_tools, tools
 from everything.task_tools import EXTENSION, TaskParams, TaskTools
 from everything.tools import PNG, elicitation_request, text
@@ -183,17 +178,9 @@ async def serve_stdio(server: Server[Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="An MCP server that offers one of everything.")
-    parser.add_argument("--port", type=int, default=None, help="serve HTTP here; otherwise speak stdio")
-    port = parser.parse_args().port
     # Logging and sampling are deprecated, but older protocol versions still need them.
     warnings.simplefilter("ignore", MCPDeprecationWarning)
-    if port is None:
-        anyio.run(serve_stdio, build_server())
-    else:
-        # h11, because httptools keeps the white space around header values, which is not part of them.
-        app = build_server().streamable_http_app()
-        uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", http="h11", timeout_graceful_shutdown=2)
+    anyio.run(serve_stdio, build_server())
 
 
 if __name__ == "__main__":

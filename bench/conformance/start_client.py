@@ -40,8 +40,7 @@ def start() -> str:
     """Runs the scenario; what went wrong, empty if nothing did."""
     wait_for_slot(FOLDER)
     import anyio
-
-    from tests.conformance.gateway_client import main
+    from gateway_client import main
 
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
     return anyio.run(main, sys.argv[1], os.environ["MCP_CONFORMANCE_SCENARIO"], context)
