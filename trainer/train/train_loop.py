@@ -52,9 +52,9 @@ FINISH_CHECKPOINT_S = 60.0
 PASSING_REASONS = (StopReason.ENGINE_FAILED, StopReason.TOOL_FAILED, StopReason.WORKER_LOST)
 """Why rollouts are lost that the same settings may bring to their end the next time, but for weights that are NaN."""
 SHOWN_REASONS = 3
+"""How many of the most frequent reasons are shown if no rollout of a step could be scored."""
 SAVING_SHARE = 0.1
 """The share of the time that saving may take, unless the settings say how often it is done."""
-"""How many of the most frequent reasons are shown if no rollout of a step could be scored."""
 
 
 class NothingScoredError(OperatorError):
