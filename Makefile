@@ -81,17 +81,12 @@ format: install  ## Format the code
 serve: install  ## Serve tool_configs/ and mcp_servers.json on http://127.0.0.1:8765
 	$(BIN)/mtrl-gateway serve
 
-peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers and environments that they start
+peers: .peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers and environments that they start
 
 .peers/installed: .venv/installed
 	rm -rf .peers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .peers trl==1.16.0 verl==0.7.0 ms-swift==4.6.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .peers --ignore-requires-python harbor==0.26.0
-	@touch $@
-
-.mcp-peers/installed:  # MCP servers and clients of other releases and packages, which tests start
-	$(PYTHON) -m venv .mcp-peers
-	.mcp-peers/bin/python -m pip install --quiet --disable-pip-version-check mcp==1.30.0 openai-agents==0.24.0
 	@touch $@
 
 .fastmcp-peers/installed:  # FastMCP 4, which needs another release of mcp
@@ -245,7 +240,7 @@ moves: install  ## Read and translate all scripts of SCRIPTS=FOLDER, and compare
 	$(BIN)/python bench/moves.py $(SCRIPTS)
 
 conformance: install  ## Run the official MCP conformance suite with the gateway as server and as client (needs npm)
-	$(BIN)/python tests/conformance/run.py
+	$(BIN)/python bench/conformance/run.py
 
 sglang: .sglang/installed  ## Make .sglang: SGLang in its own virtual environment, for CUDA or CPU
 
@@ -300,4 +295,4 @@ images:        ## Build the Docker images of the gateway and of training with CU
 	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
-	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .harbor-peers .lowest .npm-peers .npm-servers .pip-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .peers .fastmcp-peers .gym-peers .harbor-peers .lowest .npm-peers .npm-servers .pip-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
