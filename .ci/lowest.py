@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 
 PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-for requirement in (*PROJECT["dependencies"], *EXTRAS["tokens"], *EXTRAS["train"]):
-    if not requirement.startswith(("torch>", "mtrl-rl[")):
-        print(requirement)
+NEEDED = (*PROJECT["dependencies"], *EXTRAS["tokens"], *EXTRAS["train"])
+sys.stdout.writelines(f"{each}\n" for each in NEEDED if not each.startswith(("torch>", "mtrl-rl[")))
