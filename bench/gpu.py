@@ -1,11 +1,11 @@
 """All GPU measurements in one command, in parts by value: each a process with a deadline, each figure told at once.
 
 python bench/gpu.py                                   # all; writes bench/results/gpu.jsonl as it goes, and gpu.json
-python bench/gpu.py --budget 435 --out $OUT           # what fits into 435 s: a part that would not is skipped
+python bench/gpu.py --budget 560 --out $OUT           # what fits into 560 s: a part that would not is skipped
 python bench/gpu.py --only floors gates rollouts      # some
 python bench/gpu.py --options "--attention-backend triton --sampling-backend pytorch"      # for each server
-python bench/gpu.py --policy smollm2 --job job.yaml   # the model that learns, and its job
-python bench/gpu.py --small                           # every part on a CPU, in small
+python bench/gpu.py --policy FOLDER                   # the model of word problems and of other jobs; or --job job.yaml
+python bench/gpu.py --small --engine sglang           # every part on a CPU, in small; by default with the torch engine
 python bench/gpu.py --table FILE.jsonl                # figures as a table
 
 A part that fails, hangs or is killed costs no other part's figures, and its own stay that it told before. What one
@@ -70,13 +70,13 @@ PARTS = (
     Part("publishing", "publishing", 20, 90, needs_server=True),
     Part("update 0.5B", "update", 45, 120),
     Part("TRL 0.5B", "trl", 55, 150),
-    Part("learning", "learning", 170, 260),
     Part("update 1.5B", "update", 45, 120, shape="1.5B"),
-    Part("embedded engine", "embedded", 75, 200),
     Part("memory", "memory", 60, 180),
+    Part("learning", "learning", 170, 260),
     Part("resuming", "resuming", 60, 180),
+    Part("embedded engine", "embedded", 75, 200),
 )
-"""In order of value. While the server starts, the floors are measured."""
+"""In order of value, one after the other: nothing else runs while a figure is taken."""
 
 
 @dataclass
@@ -178,7 +178,8 @@ class Bench:
 
     def _command(self, part: Part, url: str) -> list[str]:
         small = self.arguments.small
-        shape, engine = ("tiny", "torch") if small else (part.shape, self.arguments.engine)
+        shape = "tiny" if small else part.shape
+        engine = self.arguments.engine or ("torch" if small else "sglang")
         command = [sys.executable, str(ROOT / "bench" / "gpu_parts.py"), part.run, "--shape", shape]
         command += ["--work", str(self.work), "--url", url, "--engine", engine, f"--options={self.arguments.options}"]
         command += ["--small"] if small else []
@@ -240,9 +241,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     options.add_argument("--budget", type=float, default=3600.0, metavar="SECONDS", help="for all of it")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for gpu.jsonl and gpu.json")
     options.add_argument("--options", default="", help="further options of sglang.launch_server, for each server")
-    options.add_argument("--engine", default="sglang", choices=("sglang", "torch"), help="of the parts that run jobs")
-    options.add_argument("--job", type=Path, help="the job that learns; by default the toy's")
-    options.add_argument("--policy", type=Path, metavar="FOLDER", help="its model")
+    options.add_argument("--engine", choices=("sglang", "torch"), help="of the parts that run jobs")
+    options.add_argument("--policy", type=Path, metavar="FOLDER", help="the model that learns word problems with tools")
+    options.add_argument("--job", type=Path, metavar="FILE", help="another job; without --policy the default job")
     options.add_argument("--small", action="store_true", help="on a CPU")
     options.add_argument("--table", type=Path, metavar="FILE", help="only print this file's figures")
     return options.parse_args(words)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,9 +39,11 @@ from gpu_workload import (  # noqa: E402
     repeat_requests,
     run_rollouts,
 )
+from rich.console import Console  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
+from mtrl_plugins.demo.facts.facts_tasks import draw_problems  # noqa: E402
 from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
 from trainer.engine.base import Engine, Sampling  # noqa: E402
 from trainer.engine.sglang.sglang_engine import SGLangEngine  # noqa: E402
@@ -52,9 +55,14 @@ from trainer.engine.sglang.weight_sync.verify import TrainerReference  # noqa: E
 from trainer.engine.torch.torch_engine import STEPS_AHEAD, TorchEngine  # noqa: E402
 from trainer.engine.torch.weights import Holding  # noqa: E402
 from trainer.model import load_model  # noqa: E402
+from trainer.policy.memory_parts import UPDATE  # noqa: E402
+from trainer.policy.memory_plan import plan_memory, total_memory  # noqa: E402
+from trainer.policy.placement import server_reserve  # noqa: E402
 from trainer.policy.policy import Policy  # noqa: E402
 from trainer.policy.settings import UpdateSettings  # noqa: E402
 from trainer.policy.update import PolicyUpdater  # noqa: E402
+from trainer.storage.run_files import read_run_info  # noqa: E402
+from trainer.train.run_folder import load_run_settings  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -71,7 +79,10 @@ UPDATES = 2
 PUBLISHES = 3
 AT_ONCE, SMALL_AT_ONCE = 64, 4
 """Sequences of one turn, generated at once by SGLang and by the embedded engine."""
-TINY_JOB = {"prompts": 2, "n": 2, "evaluation": {"every": 0, "after": False}}
+SERVER_DTYPE = ("--dtype", "bfloat16") if CUDA else ()
+"""The trainer's: SGLang takes float16 for a model whose files are in float32."""
+PLACEMENTS = ("together", "beside")
+TINY_JOB = {"prompts": 4, "n": 4, "evaluation": {"every": 0, "after": False}}
 
 
 def tell(figure: str, value: float | str | bool | None, unit: str = "", **labels: Any) -> None:
@@ -200,11 +211,7 @@ async def measure_publishing(arguments: argparse.Namespace) -> None:
     weights = [weight.detach() for weight in policy.model.parameters()]
     size = sum(weight.nbytes for weight in weights)
     tell("copy of the weights", seconds(lambda: [weight.clone() for weight in weights]), "s", bytes=size)
-    group: tuple[WeightSync, ...] = (ProcessGroupSync(),)
-    if CUDA and torch.cuda.device_count() == 1:
-        group = ()
-        skip("publishing", "NCCL does not join two processes on one card", way="group")
-    for sync in (TensorSync(), DiskSync(arguments.work / "published"), *group):
+    for sync in ways_to_publish(arguments.work):
         async with SGLangEngine([arguments.url], sync, reference=_reference(policy)) as engine:
             for number in range(1, PUBLISHES + 1):
                 began = time.perf_counter()
@@ -212,6 +219,15 @@ async def measure_publishing(arguments: argparse.Namespace) -> None:
                 taken = time.perf_counter() - began
                 tell("publishing", taken, "s", way=sync.name, time=number, bytes=engine.published_bytes)
     skip("publishing", "adapters alone need a server with LoRA: `make bench-publish`", way="deltas")
+
+
+def ways_to_publish(work: Path) -> tuple[WeightSync, ...]:
+    """Those that these devices can do."""
+    ways: tuple[WeightSync, ...] = (TensorSync(), DiskSync(work / "published"))
+    if CUDA and torch.cuda.device_count() == 1:
+        skip("publishing", "NCCL does not join two processes on one card", way="group")
+        return ways
+    return (*ways, ProcessGroupSync())
 
 
 @contextmanager
@@ -309,10 +325,12 @@ def run_job(arguments: argparse.Namespace, name: str, settings: Mapping[str, Any
     """Runs `mtrl-train` with these settings, as a user does; returns the run's folder."""
     run: Path = arguments.work / name
     if settings.get("engine") == "sglang":
-        settings = dict(settings) | {"serving": {"options": arguments.options.split()} | settings.get("serving", {})}
+        options = [*SERVER_DTYPE, *arguments.options.split()]
+        settings = dict(settings) | {"serving": {"options": options} | settings.get("serving", {})}
     run.with_suffix(".yaml").write_text(yaml.safe_dump(dict(settings)))
-    start = ["--tools", str(ROOT / "tool_configs"), "--config", str(run.with_suffix(".yaml")), "--out", str(run)]
-    command = [sys.executable, "-m", "trainer.cli", *start, *words]
+    start = ["--config", str(run.with_suffix(".yaml")), "--out", str(run)]
+    tools = [] if "tools" in settings else ["--tools", str(ROOT / "tool_configs")]
+    command = [sys.executable, "-m", "trainer.cli", *start, *tools, *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"mtrl-train ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
@@ -325,40 +343,75 @@ def read_steps(run: Path) -> list[dict[str, Any]]:
 
 
 def job_settings(arguments: argparse.Namespace, **changes: Any) -> dict[str, Any]:
-    """The default job, or the one of `--job`, on the engine that this machine has."""
-    settings = yaml.safe_load(arguments.job.read_text()) | {"engine": arguments.engine, "early_stop": None}
-    if arguments.policy is not None:
-        settings["model"] = str(arguments.policy)
-    if arguments.small:
-        settings |= TINY_JOB
-    return settings | changes
+    """The job of `--job`, else word problems for the model of `--policy`, else the default job; on the engine that this
+    machine has."""
+    if arguments.policy is None or arguments.job is not None:
+        settings = yaml.safe_load((arguments.job or DEFAULT_JOB).read_text())
+        settings |= {"model": str(arguments.policy)} if arguments.policy else {}
+    else:
+        settings = write_word_problems(arguments)
+    settings |= {"engine": arguments.engine, "early_stop": None}
+    return settings | (TINY_JOB if arguments.small else {}) | changes
+
+
+def write_word_problems(arguments: argparse.Namespace) -> dict[str, Any]:
+    """GRPO on word problems, with worked examples before each: without, SmolLM2-135M-Instruct solves none."""
+    from real_job import JOB, RealJob, Size
+
+    size = Size(held_out=60, steps=arguments.steps, prompts=16)
+    job = RealJob(arguments.work / "problems", arguments.policy.absolute(), 0, size, Console(stderr=True))
+    job.write_rows()
+    settings = JOB | job.grpo(job.model, examples=True)
+    settings["evaluation"] |= {"every": size.steps, "rows": size.held_out, "after": False}
+    del settings["update"]["micro_batch_tokens"]  # As many as fit.
+    return settings
 
 
 def measure_memory(arguments: argparse.Namespace) -> None:
-    """The card's memory while engine and trainer share it in each way, beside what `--dry-run` plans."""
-    for placement in ("together", "apart"):
-        serving = {"placement": placement} if arguments.engine == "sglang" else {}
+    """The most memory in each phase, planned and measured, where a server shares the card in each way; the server fills
+    the share that it is given."""
+    for placement in PLACEMENTS if arguments.engine == "sglang" else ("one process",):
+        serving = {"serving": {"placement": placement}} if placement in PLACEMENTS else {}
         quiet = {"steps": 2, "evaluation": {"every": 0, "after": False}}
-        settings = job_settings(arguments, **quiet) | ({"serving": serving} if serving else {})
         with read_used_memory() as used:
-            run = run_job(arguments, f"memory-{placement}", settings)
+            run = run_job(arguments, f"memory-{placement}", job_settings(arguments, **quiet, **serving))
+        planned, steps = plan_phases(run), read_steps(run)
+        for phase, size in planned.items():
+            measured = [step[name] for step in steps if (name := f"machine/peak_gb/{phase}") in step]
+            tell("planned", size / GIB, "GiB", placement=placement, phase=phase)
+            tell("measured", max(measured) * 1e9 / GIB if measured else None, "GiB", placement=placement, phase=phase)
         tell("memory of the card, most", max(used) / GIB if used else None, "GiB", placement=placement)
-        for step in read_steps(run)[-1:]:
-            for name, value in step.items():
-                if name.startswith("memory/"):
-                    tell(name, value, placement=placement)
-        tell("steps", len(read_steps(run)), placement=placement)
+        tell("steps", len(steps), placement=placement)
+
+
+def plan_phases(run: Path) -> dict[str, int]:
+    """The bytes that a run's plan has for each phase. On a card, a server's are among them; if it takes turns with the
+    trainer, only its reserve is left during an update."""
+    settings = load_run_settings(run)
+    plan, reserve = plan_memory(settings, Path(read_run_info(run)["model"])), 0
+    during_update = plan
+    if settings.engine == "sglang":
+        trainer = replace(plan, parts=plan.parts[2:])
+        plan = plan if CUDA else trainer
+        during_update = trainer if settings.serving.placement == "together" else plan
+        reserve = server_reserve(settings.serving.options, total_memory()) if CUDA else 0
+    needed = {
+        "generating": plan.needed_during("generating"),
+        "update": max(map(during_update.needed_during, UPDATE)),
+        "publishing": plan.needed_during("publishing"),
+    }
+    return {phase: plan.taken + reserve + size for phase, size in needed.items()}
 
 
 def measure_learning(arguments: argparse.Namespace) -> None:
-    """The job of `--job` on the model of `--policy`: success as it climbs, and where the time goes."""
+    """The job on its model: success as it climbs, and where the time goes."""
     settings = job_settings(arguments, steps=1 if arguments.small else arguments.steps)
     began = time.perf_counter()
     steps = read_steps(run_job(arguments, "learning", settings))
     tell("seconds", time.perf_counter() - began, "s", steps=len(steps))
     for step in steps:
         tell("reward", step.get("reward/mean"), step=int(step["step"]))
-    tell("greedy", steps[-1].get("eval/greedy"), step=int(steps[-1]["step"]))
+        tell("greedy", step.get("eval/greedy"), step=int(step["step"]))
     for name in sorted({name for step in steps for name in step if re.fullmatch(r"time/\w+", name)}):
         tell(name, sum(step.get(name, 0.0) for step in steps), "s")
     apart = [step["mismatch/kl"] for step in steps if "mismatch/kl" in step]
@@ -366,25 +419,42 @@ def measure_learning(arguments: argparse.Namespace) -> None:
 
 
 def measure_resuming(arguments: argparse.Namespace) -> None:
-    """A job stopped half-way and resumed, beside the same job in one go: equal to the bit, or how far off."""
+    """Two epochs in one go, and resumed after the first: weights equal to the bit, or how far off."""
+    settings = job_settings(arguments, evaluation={"every": 0, "after": False}, checkpoint={"every": 1})
+    if arguments.job is None:  # A step's rows are all that there are.
+        rows = arguments.work / "epoch.jsonl"
+        rows.write_text("".join(islice(iterate_rows(settings["data"]), settings["prompts"])))
+        settings["data"] = str(rows)
+    whole = run_job(arguments, "whole", settings | {"steps": 2})
+    run_job(arguments, "half", settings | {"steps": 1})
+    half = run_job(arguments, "half", settings | {"steps": 2}, "--resume")
+    newest = (max(run.glob("checkpoints/*/"), key=lambda folder: folder.name) for run in (whole, half))
+    start, first, second = map(read_weights, (Path(read_run_info(whole)["model"]), *newest))
+    tell("equal to the bit", all(torch.equal(first[name], second[name]) for name in first))
+    for figure, other in (("weights apart, most", second), ("weights moved, most", start)):
+        tell(figure, max(float((first[name].float() - other[name].float()).abs().max()) for name in first))
+
+
+def iterate_rows(data: str) -> Iterator[str]:
+    """The lines of a file of rows, or as many as one likes of the demo's tasks."""
+    if data != "demo":
+        yield from Path(data).read_text().splitlines(keepends=True)
+        return
+    for problem in draw_problems(0, kinds=("fact", "sum", "hop", "move")):
+        task = problem.task
+        row = {"id": task.id, "messages": task.messages, "ground_truth": problem.answer}
+        given = {"look_up": {"create_kwargs": {"facts": task.columns["facts"]}}}
+        yield json.dumps(row | {"tools": ["look_up", "calculate"], "tools_kwargs": given}) + "\n"
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights in a model's folder."""
     from safetensors.torch import load_file
 
-    quiet = {"evaluation": {"every": 0, "after": False}, "checkpoint": {"every": 1}}
-    whole = run_job(arguments, "whole", job_settings(arguments, steps=2, **quiet))
-    half = run_job(arguments, "half", job_settings(arguments, steps=1, **quiet))
-    run_job(arguments, "half", job_settings(arguments, steps=2, **quiet), "--resume")
-    first, second = (_final_weights(run, load_file) for run in (whole, half))
-    apart = max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
-    tell("equal to the bit", all(torch.equal(first[name], second[name]) for name in first))
-    tell("weights apart, most", apart)
-
-
-def _final_weights(run: Path, load_file: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
-    newest = max(run.glob("checkpoints/*/"), key=lambda folder: folder.name)
-    found: dict[str, Tensor] = {}
-    for file in newest.rglob("model*.safetensors"):
-        found |= load_file(file)
-    return found
+    weights: dict[str, Tensor] = {}
+    for file in folder.rglob("model*.safetensors"):
+        weights |= load_file(file)
+    return weights
 
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], Any]] = {
@@ -410,7 +480,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--url", default="", help="a running server with the model of --shape")
     options.add_argument("--engine", default="torch", help="of the parts that run whole jobs")
     options.add_argument("--options", default="", help="further options of sglang.launch_server")
-    options.add_argument("--job", type=Path, default=DEFAULT_JOB, help="the job that learns")
+    options.add_argument("--job", type=Path, help="the job that learns")
     options.add_argument("--policy", type=Path, help="its model")
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--small", action="store_true")

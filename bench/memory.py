@@ -107,7 +107,9 @@ def write_job(folder: Path, model: Path, size: str, checkpointing: bool, lora: b
 def run_child(arguments: list[str]) -> None:
     """Runs `mtrl-train` in this process, and says in its last line how much memory that took at most."""
     from trainer.cli import main
+    from trainer.policy import machine_use
 
+    machine_use.reset_peak_memory = lambda: False  # Else VmHWM is that of a phase.
     sys.argv = ["mtrl-train", *arguments]
     try:
         main()

@@ -1,4 +1,4 @@
-"""Which tests a module needs: `make mutants FILE=trainer/rollout/admission.py [TESTS=tests/trainer/test_admission.py]`.
+"""Which tests a module needs: `make mutants FILE=trainer/rollout/admission.py [TESTS=tests/trainer/test_scheduler.py]`.
 
 Changes one operator, constant, condition or return of the module at a time, runs the tests against each change, and
 tells which changes no test notices, and which tests notice nothing that others do not. Tests are by default all files

@@ -181,14 +181,16 @@ class RealJob:
         )  # fmt: skip
         return start, found
 
-    def grpo(self, start: Path) -> dict[str, Any]:
-        """The settings of the last part that are its own."""
+    def grpo(self, start: Path, *, examples: bool = False) -> dict[str, Any]:
+        """The settings of the last part that are its own. With `examples`, those of a model that has learned nothing
+        yet: without them, it solves none."""
         size = self.size
-        evaluation = {"data": self._rows("held_out"), "every": 0}
+        evaluation = {"data": self._rows("held_out", examples=examples), "every": 0}
         return {
             "model": str(start), "steps": size.steps, "prompts": size.prompts, "n": size.n, "evaluation": evaluation,
             "curriculum": {"shuffle": False}, "update": self._update(size.steps),
-            "limits": {**JOB["limits"], "rollout_tokens": 768},
+            "data": self._rows("train", examples=examples),
+            "limits": JOB["limits"] if examples else {**JOB["limits"], "rollout_tokens": 768},
         }  # fmt: skip
 
     def _update(self, steps: int) -> dict[str, Any]:

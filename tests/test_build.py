@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +13,8 @@ from gateway.build import build_plan
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.types import Task, ToolCall
+from tests.conftest import Write
 from tests.servers.start_server import stdio_command
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes files into a configuration folder whose modules can be imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def write(**files: str) -> Path:
-        for name, text in files.items():
-            stem, _, suffix = name.rpartition("_")
-            (tmp_path / f"{stem}.{suffix}").write_text(text)
-        return tmp_path
-
-    return write
-
-
-def load(folder: Path, servers: Path | None = None) -> Gateway:
-    plan = build_plan(folder, servers)
-    return Gateway(plan.sources, services=plan.services)
 
 
 def call(name: str, **arguments: Any) -> ToolCall:
@@ -69,10 +46,11 @@ interaction:
 """
 
 
-async def test_verl_files_load_unchanged(write: Write) -> None:
-    folder = write(tool_yaml=VERL_TOOL_FILE, interaction_yaml=VERL_INTERACTION)
+async def test_verl_files_load_unchanged(write: Write, tmp_path: Path) -> None:
+    write("tool.yaml", VERL_TOOL_FILE)
+    write("interaction.yaml", VERL_INTERACTION)
     task = Task(create={"calc_gsm8k_reward": {"ground_truth": "72"}}, feedback_args={"ground_truth": "72"})
-    async with load(folder) as gateway, gateway.open(task) as session:
+    async with Gateway.load(tmp_path, None) as gateway, gateway.open(task) as session:
         (spec,) = session.specs
         assert spec.parameters["properties"]["answer"]["anyOf"][1] == {"type": "number"}
         assert (await session.call(call("calc_gsm8k_reward", answer="72"))).reward == 0.0
@@ -95,7 +73,7 @@ tools:
 """
 
 HOOK = """
-from verl_like import MCPBaseTool
+from gateway.mcp_client.parse_hook import MCPBaseTool
 
 class Loud(MCPBaseTool):
     def _parse_tool_result(self, content):
@@ -105,17 +83,14 @@ class Loud(MCPBaseTool):
 """
 
 
-async def test_parse_hook_reads_results_of_selected_mcp_tools(write: Write) -> None:
+async def test_parse_hook_reads_results_of_selected_mcp_tools(write: Write, tmp_path: Path) -> None:
     command, args = stdio_command()
     servers = {"mcpServers": {"odd": {"command": command, "args": list(args)}}}
-    folder = write(
-        mcp_server_json=json.dumps(servers),
-        tools_yaml=VERL_MCP,
-        hooks_mod_py=HOOK,
-        verl_like_py="from gateway.mcp_client.parse_hook import MCPBaseTool",
-    )
+    write("mcp_server.json", json.dumps(servers))
+    write("tools.yaml", VERL_MCP)
+    write("hooks_mod.py", HOOK)
     with anyio.fail_after(60):
-        async with load(folder) as gateway, gateway.open() as session:
+        async with Gateway.load(tmp_path, None) as gateway, gateway.open() as session:
             assert [spec.name for spec in session.specs] == ["echo", "image"]
             result = await session.call(call("echo", text="hello"))
             assert "HELLO" in result.text and result.metrics["timeout"] == 7
@@ -126,28 +101,23 @@ async def test_parse_hook_reads_results_of_selected_mcp_tools(write: Write) -> N
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        ("{}", r"tools\[0\].result_limit: a limit is either in `chars` or in `tokens`"),
-        (
-            "{chars: 5, tokens: 5, tokenizer: t}",
-            r"tools\[0\].result_limit: a limit is either in `chars` or in `tokens`",
-        ),
-        ("{tokens: 5}", r"tools\[0\].result_limit: a limit in `tokens` and a `tokenizer` go together"),
-        ("{tokens: 5, tokenizer: nowhere}", r"tools\[0\].result_limit: nowhere has no tokenizer"),
-        ("{tokens: 5, tokenizer: tool.yaml}", r"tools\[0\].result_limit: tool.yaml cannot be loaded as a tokenizer"),
+        ("{}", "either in `chars` or in `tokens`"),
+        ("{chars: 5, tokens: 5, tokenizer: t}", "either in `chars` or in `tokens`"),
+        ("{tokens: 5}", "a `tokenizer` go together"),
+        ("{tokens: 5, tokenizer: nowhere}", "nowhere has no tokenizer"),
+        ("{tokens: 5, tokenizer: tool.yaml}", "cannot be loaded as a tokenizer"),
     ],
 )
 def test_invalid_result_limit_is_reported_at_load_time(write: Write, limit: str, words: str) -> None:
-    folder = write(tool_yaml=f"tools: [{{function: 'shutil:which', result_limit: {limit}}}]")
-    with pytest.raises(ConfigError, match=rf"tool.yaml:1: {words}[\s\S]*remedy: "):
-        build_plan(folder, None)
+    write("tool.yaml", f"tools: [{{function: 'shutil:which', result_limit: {limit}}}]")
+    with pytest.raises(ConfigError, match=rf"tool.yaml:1: tools\[0\].result_limit: .*{words}[\s\S]*remedy: "):
+        build_plan(Path("tool.yaml"), None)
 
 
 def test_gateway_loads_a_folder_without_a_servers_file_and_with_the_one_beside_it(write: Write) -> None:
-    folder = write()
-    (folder / "there/tools").mkdir(parents=True)
-    (folder / "there/tools/tools.yaml").write_text("tools: []\n")
+    write("there/tools/tools.yaml", "tools: []\n")
     assert Gateway.load("there/tools").servers == ()
-    (folder / "there/mcp_servers.json").write_text('{"mcpServers": {"calm": {"command": "calm"}}}')
+    write("there/mcp_servers.json", '{"mcpServers": {"calm": {"command": "calm"}}}')
     assert [server.name for server in Gateway.load("there/tools").servers] == ["calm"]
     assert Gateway.load("there/tools", None).servers == ()
     with pytest.raises(ConfigError, match="there is no such file"):

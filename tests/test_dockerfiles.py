@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,24 +22,34 @@ FILES = sorted((ROOT / ".ci/docker").glob("*.Dockerfile"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_all_that_a_dockerfile_copies_exists_and_is_not_ignored(file: Path) -> None:
+def test_all_that_a_dockerfile_copies_exists_and_is_not_ignored_and_has_every_package(file: Path) -> None:
     copied = [line.split()[1:-1] for line in file.read_text().splitlines() if line.startswith("COPY ")]
     sent = {line[1:] for line in Path(f"{file}.dockerignore").read_text().splitlines() if line.startswith("!")}
     names = {name for names in copied for name in names}
     assert names
     assert names <= sent
     assert all((ROOT / name).exists() for name in names)
+    packages = {folder.parent.name for folder in ROOT.glob("*/py.typed")}
+    assert packages == {"gateway", "mtrl_plugins", "trainer"} <= names
 
 
 def test_the_training_image_has_a_tested_release_of_sglang() -> None:
     assert any(f"sglang=={release} " in (ROOT / ".ci/docker/train.Dockerfile").read_text() for release in TESTED)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_images_have_every_package(file: Path) -> None:
-    packages = {folder.parent.name for folder in ROOT.glob("*/py.typed")}
-    assert packages == {"gateway", "mtrl_plugins", "trainer"}
-    assert all(f"COPY {package} " in file.read_text() for package in packages)
+def test_the_image_for_a_cluster_has_the_torch_that_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    from trainer.distributed.errors import RankError
+    from trainer.distributed.sharded_model import require_torch
+
+    require_torch()
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(RankError) as raised:
+        require_torch()
+    needed = re.search(r"install torch ([\d.]+)", raised.value.remedy)
+    assert needed and f"'torch>={needed[1]}'" in (ROOT / ".ci/docker/train.Dockerfile").read_text()
+    assert "docker build -f .ci/docker/train.Dockerfile" in (ROOT / "docs/scaling.md").read_text()
 
 
 def test_images_pass_the_linter() -> None:

@@ -19,7 +19,7 @@ from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall, ToolResult
-from tests.toolset_conformance.sample_tools import add, remember
+from tests.toolset_conformance.sample_tools import add
 from tests.virtual_clock import VIRTUAL_CLOCK
 
 
@@ -35,20 +35,6 @@ def source(*functions: object, key: str = "native", **limits: float) -> Source:
 
 def call(name: str, **arguments: object) -> ToolCall:
     return ToolCall("c1", name, json.dumps(arguments))
-
-
-async def test_function_receives_arguments_of_its_annotated_types() -> None:
-    async with Gateway([source(add, remember)]) as gateway, gateway.open() as session:
-        result = await session.call(call("add", a=1, b=2))
-        assert (result.text, result.outcome) == ("3", Outcome.OK)
-        assert [spec.name for spec in session.specs] == ["add", "remember"]
-
-
-async def test_session_state_belongs_to_one_rollout() -> None:
-    async with Gateway([source(remember)]) as gateway, gateway.open() as first, gateway.open() as second:
-        await first.call(call("remember", word="a"))
-        assert (await first.call(call("remember", word="b"))).text == '["a", "b"]'
-        assert (await second.call(call("remember", word="c"))).text == '["c"]'
 
 
 async def test_invalid_arguments_are_explained_to_the_policy() -> None:
@@ -76,24 +62,6 @@ async def test_concurrent_calls_keep_their_order() -> None:
         with anyio.fail_after(60):
             results = await session.calls([call("meet", place=place) for place in (2, 0, 1)])
     assert [result.text for result in results] == ["2", "0", "1"]
-
-
-async def test_closing_a_session_cancels_running_calls() -> None:
-    async with Gateway([source(hang)]) as gateway:
-        session = await gateway.begin(Task())
-        results = []
-
-        async def first() -> None:
-            results.append(await session.call(call("hang")))
-
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(first)
-                await anyio.wait_all_tasks_blocked()
-                await session.close()
-        assert [result.outcome for result in results] == [Outcome.CANCELLED]
-        with pytest.raises(SessionError, match="closed"):
-            await session.call(call("hang"))
 
 
 async def test_each_late_call_of_a_session_times_out_and_the_calls_after_it_run() -> None:

@@ -172,20 +172,14 @@ async def test_long_result_is_truncated_by_tokens(tmp_path: Path) -> None:
     words = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     words.pre_tokenizer = Whitespace()
     words.save(str(tmp_path / "tokenizer.json"))
-    text = "one two  three four\nfive six"
-    limit = ResultLimit(tokens=4, tokenizer=str(tmp_path))
-    (cut,) = await run_calls(
-        LimitedToolset(ScriptedToolset(result=ToolResult((Text(text),))), Limits(result_limit=limit))
-    )
-    assert cut.text == "one two\n[... 2 tokens cut ...]\nfive six" and cut.metrics["cut"] == 2
-    (result,) = await run_calls(
-        LimitedToolset(ScriptedToolset(result=ToolResult((Text("one two"),))), Limits(result_limit=limit))
-    )
-    assert result.text == "one two" and "cut" not in result.metrics
-    (long,) = await run_calls(
-        LimitedToolset(ScriptedToolset(result=ToolResult((Text("word " * 20_000),))), Limits(result_limit=limit))
-    )
-    assert long.text == "word word\n[... 19996 tokens cut ...]\nword word " and long.metrics["cut"] == 19_996
+    limits = Limits(result_limit=ResultLimit(tokens=4, tokenizer=str(tmp_path)))
+    for text, expected, cut in (
+        ("one two  three four\nfive six", "one two\n[... 2 tokens cut ...]\nfive six", 2),
+        ("one two", "one two", None),
+        ("word " * 20_000, "word word\n[... 19996 tokens cut ...]\nword word ", 19_996),
+    ):
+        (result,) = await run_calls(LimitedToolset(ScriptedToolset(result=ToolResult((Text(text),))), limits))
+        assert (result.text, result.metrics.get("cut")) == (expected, cut)
 
 
 async def test_cancelled_call_releases_its_slot() -> None:

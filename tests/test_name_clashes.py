@@ -13,10 +13,13 @@ import pytest
 from gateway.build import build_plan
 from gateway.check import run_checks
 from gateway.errors import ConfigErrors
+from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.function import FunctionTool
-from gateway.native.native_toolset import NativeToolset
+from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.schema import NAME_LENGTH
 from gateway.tool_table import Source, ToolTable, build_table
+from gateway.toolset import add_prefix
+from gateway.types import Task
 from tests.servers.start_server import stdio_command
 
 LONG = "read_" + "x" * NAME_LENGTH
@@ -32,10 +35,6 @@ def server(name: str, *tools: str, on_clash: Literal["prefix", "refuse", "first"
     owner = f"mcp server {name!r}"
     toolset = NativeToolset([FunctionTool(answer, name=tool, owner=owner) for tool in tools])
     return Source(name, toolset, trusted=False, name=name, on_clash=on_clash)
-
-
-def native(*tools: str) -> Source:
-    return Source("native", server("native", *tools).toolset)
 
 
 def owners(table: ToolTable) -> dict[str, str]:
@@ -93,3 +92,18 @@ async def test_check_tells_each_clash_of_real_servers(tmp_path: Path) -> None:
     with anyio.fail_after(90), pytest.raises(ConfigErrors) as raised:
         await run_checks(build_plan(None, file))
     assert len(raised.value.errors) == len([text for text in texts if "it is offered as" in text]) > 1
+
+
+async def test_renamed_class_tool_is_created_and_rewarded_by_its_new_name() -> None:
+    class Tool(BaseTool):
+        async def create(self, instance_id: str | None = None, start: float = 0, **kwargs: object) -> str:  # type: ignore[override]
+            self.start = start
+            return str(instance_id)
+
+        async def calc_reward(self, instance_id: str, **kwargs: object) -> float:
+            return self.start
+
+    schema = OpenAIFunctionToolSchema.model_validate({"function": {"name": "tool"}})
+    toolset = add_prefix(NativeToolset([ClassTool(Tool({}, schema))]), "my_")
+    async with toolset, toolset.open(Task(create={"my_tool": {"start": 3}})) as session:
+        assert await session.finish() == {"my_tool": 3.0}

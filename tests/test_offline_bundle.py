@@ -44,21 +44,14 @@ def closure(names: tuple[str, ...]) -> set[str]:
     open_names = list(names)
     while open_names:
         name = re.sub(r"[-_.]+", "-", open_names.pop()).lower()
-        if name in found:
+        try:
+            needs = distribution(name).requires or ()
+        except ModuleNotFoundError:
             continue
-        found.add(name)
-        needs = (need for need in distribution(name).requires or () if "extra ==" not in need)
-        open_names += [match[0] for need in needs if (match := re.match(r"[\w.-]+", need)) and is_installed(match[0])]
+        if name not in found:
+            found.add(name)
+            open_names += [re.split(r"[^\w.-]", need)[0] for need in needs if "extra ==" not in need]
     return found
-
-
-def is_installed(name: str) -> bool:
-    """Whether a package is installed here."""
-    try:
-        distribution(name)
-    except ModuleNotFoundError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="module")
@@ -96,19 +89,12 @@ def install(bundle: Path, target: Path, python: Path, **variables: str) -> subpr
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
 
-def test_what_the_machine_holds_and_torch_are_not_carried(bundle: Path) -> None:
-    carried = {
-        pin.partition("==")[0]
-        for pin in json.loads((bundle / "manifest.json").read_text())["contents"]["mtrl"]["packages"]
-    }
-    assert {"mcp", "jsonschema-rs", "docstring-parser", "httptools"} <= carried, "what pyproject.toml names"
-    assert not carried & {"torch", "triton", "transformers", "numpy", "pyarrow"}
-    assert not [name for name in carried if name.startswith("nvidia-")]
-
-
 def test_a_bundle_that_came_in_two_transfers_runs_a_job_without_a_network(
     bundle: Path, machine: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    packages = json.loads((bundle / "manifest.json").read_text())["contents"]["mtrl"]["packages"]
+    carried = {pin.partition("==")[0] for pin in packages}
+    assert {"mcp", "jsonschema-rs"} <= carried and not carried & {"torch", "triton", "transformers", "numpy"}
     first, target = tmp_path / "first", tmp_path / "target"
     shutil.copytree(bundle, first)
     later = sorted(first.glob("*.tar.xz.*"))[MISSING_PARTS:]
@@ -155,18 +141,3 @@ def test_a_damaged_part_another_python_and_another_torch_are_refused_by_name(
         told = install(broken, tmp_path / "target", machine[0], PYTHONPATH=str(tmp_path))
         assert told.returncode == 1 and words in told.stderr and other in told.stderr, told.stderr
     assert not (tmp_path / "target" / "mtrl").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--size", "many"], "'many' is no size; write 64M"),
-        (["--model", "nowhere"], "nowhere holds no config.json"),
-        (["--torch", "99.0", "--without-sglang"], "torch"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_is_packed(words: list[str], told: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(OFFLINE / "bundle.py"), "--dir", str(tmp_path / "bundle"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode and told in done.stderr and "Traceback" not in done.stderr
-    assert not list((tmp_path / "bundle").glob("*.xz*"))

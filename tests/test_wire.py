@@ -1,17 +1,20 @@
-"""Property tests of the JSON encoding: decoding restores the value."""
+"""Property tests of the JSON encoding: decoding restores the value; large values are written in small steps."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable
+from json import JSONEncoder
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import large_json
 from gateway.chat_messages import chat_content, strict_tool_messages
+from gateway.large_json import is_large, write_json
 from gateway.types import Audio, Feedback, Image, Outcome, Part, Resource, Task, Text, ToolCall, ToolResult, Video
 from gateway.wire import (
     dumps,
@@ -87,3 +90,20 @@ def test_videos_and_image_resources_in_chat_layouts() -> None:
     assert [part["type"] for part in shown if isinstance(part, dict)] == ["video_url", "image_url"]
     (messages,) = strict_tool_messages([ToolCall("c", "tool")], [ToolResult((Video(b"film"),))])
     assert messages["content"].startswith("[video: omitted")
+
+
+KEYS = st.text(max_size=30) | st.integers() | st.booleans() | st.none()
+LARGE_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=30,
+)
+
+
+@given(LARGE_VALUES)
+def test_large_values_are_written_as_the_standard_library_writes_them(value: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large_json, "PIECE_LENGTH", 7)
+        patch.setattr(is_large, "__defaults__", (60,))
+        assert write_json(JSONEncoder(separators=(",", ":")), value) == json.dumps(value, separators=(",", ":"))
+        assert write_json(JSONEncoder(ensure_ascii=False), value) == json.dumps(value, ensure_ascii=False)

@@ -11,7 +11,7 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY gateway /src/gateway
 COPY mtrl_plugins /src/mtrl_plugins
 COPY trainer /src/trainer
-RUN python3 -m venv /opt/mtrl && /opt/mtrl/bin/pip install --no-cache-dir '/src[train,lora]'
+RUN python3 -m venv /opt/mtrl && /opt/mtrl/bin/pip install --no-cache-dir '/src[train,lora]' 'torch>=2.13'
 ENV PATH=/opt/mtrl/bin:$PATH MTRL_SGLANG_PYTHON=/opt/sglang/bin/python
 WORKDIR /workspace
 ENTRYPOINT ["mtrl-train"]

@@ -4,7 +4,7 @@ make offline-bundle DIR=bundle                                   # for a machine
 make offline-bundle DIR=bundle SIZE=64M HELD=packages.txt        # nothing that the machine holds; parts of 64 MB
 make offline-bundle DIR=bundle MODEL=models/qwen WITH=trl==1.16.0
 
-Carry DIR to the machine, whole or part by part, and run `bash DIR/install.sh TARGET` there: docs/offline.md.
+Carry DIR to the machine, whole or part by part, and run `bash DIR/install.sh TARGET` there: docs/scaling.md.
 
 What is packed follows from `pyproject.toml` (extras `train` and `lora`, or EXTRAS) and from SGLang's needs for that
 torch: nothing is listed twice. torch and what it brings stay out, since they belong to the machine and its driver.

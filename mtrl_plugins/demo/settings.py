@@ -26,5 +26,5 @@ class DemoSettings(RunPart):
         return cls.of(settings) or cls()
 
     def check(self, settings: BaseRolloutSettings) -> None:
-        if self.warm != "habit" and getattr(settings, "model", None) in ("sight", "shelves"):
+        if self.warm != "habit" and getattr(settings, "model", None) in ("sight", "shelves", "shell"):
             raise ValueError("only the model `demo` has more than one warm start; leave `warm` out")

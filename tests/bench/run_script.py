@@ -1,10 +1,13 @@
-"""Runs a script of `bench/` in this process: a process of its own would import torch and its peers for seconds."""
+"""Runs scripts of `bench/`: in this process, where one of its own would import torch for seconds, or as users do."""
 
 from __future__ import annotations
 
+import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +27,11 @@ def run_script(name: str, *words: object) -> None:
                 origin = getattr(getattr(sys.modules[module], "__spec__", None), "origin", None)
                 if origin and Path(origin).parent == BENCH:
                     del sys.modules[module]
+
+
+def measure(name: str, size: str, out: Path) -> Any:
+    """The results of `python bench/NAME.py`, in a process of its own."""
+    command = [sys.executable, str(BENCH / f"{name}.py"), size, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads((out / f"{name}.json").read_text())

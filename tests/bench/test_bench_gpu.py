@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gpu, gpu_flops
-from tests.trainer.policy.tiny_policies import tiny_model
-from trainer.algorithms.packing import BatchRow
-from trainer.policy.policy import Policy
-from trainer.policy.settings import UpdateSettings
+from bench import gpu
 
 
 @pytest.fixture
@@ -46,23 +42,3 @@ async def test_a_part_that_fails_hangs_or_is_cut_off_costs_no_figure_that_was_to
     assert bench.failed == ["raises", "hangs"]
     failed = {line["part"]: line["failed"] for line in lines if "failed" in line}
     assert "no kernel image" in failed["raises"] and "ended after its 5 s" in failed["hangs"]
-
-
-def make_row(ids: list[int], shared: int = 2) -> BatchRow:
-    mask = [index >= shared for index in range(len(ids))]
-    return BatchRow("row", ids, mask, [0.0] * len(ids), [1.0] * len(ids), [float(is_trained) for is_trained in mask])
-
-
-def test_shared_prefixes_are_counted_once_and_logits_only_for_trained_tokens() -> None:
-    rows = [make_row([7, 7, 1]), make_row([7, 7, 2, 2])]
-    assert gpu_flops.count_computed(rows, max_tokens=100, share_prefixes=True) == (5, 2)
-    assert gpu_flops.count_computed(rows, max_tokens=4, share_prefixes=True) == (7, 3), "not between micro-batches"
-    assert gpu_flops.count_computed(rows, max_tokens=100, share_prefixes=False) == (7, 7)
-
-
-def test_an_update_takes_six_flops_per_multiplying_weight_and_token() -> None:
-    network = tiny_model(tie_word_embeddings=True)
-    policy = Policy(network, UpdateSettings())
-    table, total = network.get_input_embeddings().weight.numel(), sum(weight.numel() for weight in network.parameters())
-    assert gpu_flops.update_flops(policy, 10, 10) == 6 * 10 * total
-    assert gpu_flops.update_flops(policy, 10, 1) == 6 * (10 * (total - table) + table)

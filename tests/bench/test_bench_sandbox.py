@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import gettempdir
 
-import anyio
 import pytest
 
-from bench import sandbox
-from bench.sandbox import MANY, SMALL, Run, list_promises, measure_at_once
-from gateway.errors import Unavailable
-
-BENCH = Path(__file__).parents[2] / "bench"
+from bench.sandbox import MANY, SMALL
+from tests.bench.run_script import measure
 
 
 def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    command = [sys.executable, str(BENCH / "sandbox.py"), "--small", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "sandbox.json").read_text())
+    results = measure("sandbox", "--small", tmp_path)
     for name in ("commands", "servers", "spares", "calls"):
         row = results[name]
         assert row["bare_ms"] > 0 and row["ratio"] == row["sandbox_ms"] / row["bare_ms"]
@@ -39,29 +28,3 @@ def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(
     assert [row["disk_mb"] >= 1 for row in results["many"].values()] == [is_disk, False, False]
     assert len(results["promises"]) == 3
     assert "| sandboxes with a root under an overlay |" in (tmp_path / "sandbox.md").read_text()
-
-
-@pytest.mark.anyio
-async def test_boxes_that_do_not_start_or_do_not_answer_are_counted_and_the_promise_is_missed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sandbox, "ANSWER_S", 0.5)
-    ways = iter(("raises", "silent", "hangs", "here\n"))
-
-    @asynccontextmanager
-    async def start() -> AsyncIterator[Run]:
-        if (way := next(ways)) == "raises":
-            raise Unavailable("no room")
-
-        async def run() -> str:
-            if way == "hangs":
-                await anyio.sleep_forever()
-            return way
-
-        yield run
-
-    with anyio.fail_after(30):
-        row = await measure_at_once(4, start)
-    assert (row["count"], row["lost"]) == (4, 3)
-    results = {"commands": {"above_ms": 1.0}, "calls": {"sandbox_ms": 1.0}, "many": dict.fromkeys(MANY, row)}
-    assert [kept for _, _, kept in list_promises(results)] == [True, True, False]

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
-from tests.browser.page import NARROW, Page
+from tests.browser.page import Page
 from tests.browser.views import Stage, View
 from tests.live_server import live_server
 
@@ -55,7 +55,7 @@ def _make_sample_calls(url: str) -> None:
         "tools": ["add", "calculate", "write_note", "read_notes"],
         "feedback": "gsm8k",
     }
-    id = _post(f"{url}/v1/sessions", session_request | {"feedback_args": {"ground_truth": "7"}})["id"]
+    id = post_json(f"{url}/v1/sessions", session_request | {"feedback_args": {"ground_truth": "7"}})["id"]
     for round in range(6):
         _call(url, id, "calculate", {"expression": f"{round} * 17 + 4"})
         _call(url, id, "add", {"a": round, "b": 2})
@@ -65,8 +65,8 @@ def _make_sample_calls(url: str) -> None:
     _call(url, id, "write_note", {"text": "Leo lives in Oslo."})
     _call(url, id, "multiply", {"a": 3, "b": 4})
     feedback_request = {"messages": [{"role": "assistant", "content": "It is #### 7"}]}
-    _post(f"{url}/v1/sessions/{id}/feedback", feedback_request)
-    other = _post(f"{url}/v1/sessions", {"task_id": "train-813", "tools": ["draw_bars", "calculate"]})["id"]
+    post_json(f"{url}/v1/sessions/{id}/feedback", feedback_request)
+    other = post_json(f"{url}/v1/sessions", {"task_id": "train-813", "tools": ["draw_bars", "calculate"]})["id"]
     _call(url, other, "draw_bars", {"values": [3, 1, 2], "labels": ["a", "b", "c"]})
     _call(url, other, "draw_bars", {"values": []})
     _call(url, other, "calculate", {"expression": "sum([1, 2])"})
@@ -75,10 +75,10 @@ def _make_sample_calls(url: str) -> None:
 def _call(url: str, id: str, name: str, arguments: Any) -> None:
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
     call = {"id": "1", "type": "function", "function": {"name": name, "arguments": written}}
-    _post(f"{url}/v1/sessions/{id}/calls", {"tool_calls": [call]})
+    post_json(f"{url}/v1/sessions/{id}/calls", {"tool_calls": [call]})
 
 
-def _post(url: str, body: Any) -> Any:
+def post_json(url: str, body: Any) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=START_S) as answer:
         return json.load(answer)
@@ -135,8 +135,5 @@ GATEWAY = Stage(
         View("gateway-server", _show_server),
         View("gateway-server-down", _show_down_server),
         View("gateway-calls", _show_calls),
-        View("gateway-narrow", _show_tool_result, size=NARROW),
-        View("gateway-server-narrow", _show_server, size=NARROW),
-        View("gateway-tools-narrow", _show_tools, size=NARROW),
     ),
 )

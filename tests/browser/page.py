@@ -185,19 +185,10 @@ class Page:
         metrics = self._ask("Performance.getMetrics")["metrics"]
         return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
 
-    def shot(self, file: Path, *, full_page: bool = False) -> None:
-        """A PNG of the visible part, or of the entire page."""
+    def shot(self, file: Path) -> None:
+        """A PNG of the visible part."""
         self.js("document.fonts.ready.then(() => new Promise(requestAnimationFrame))")
-        shot = self._ask(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=full_page, **self._clip(full_page)
-        )
-        file.write_bytes(base64.b64decode(shot["data"]))
-
-    def _clip(self, full_page: bool) -> dict[str, Any]:
-        if not full_page:
-            return {}
-        size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+        file.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
         self._browser.hears.pop(self._session, None)

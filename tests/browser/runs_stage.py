@@ -13,8 +13,8 @@ from pathlib import Path
 from gateway.http.settings import Settings
 from mtrl_plugins.web.app import serve_in_thread
 from mtrl_plugins.web.runs import name_runs
-from tests.browser.page import NARROW, Page
-from tests.browser.sample_run import STATUS, add_metrics_of_ranks, write_sample_run
+from tests.browser.page import Page
+from tests.browser.sample_run import STATUS, write_sample_run
 from tests.browser.views import Stage, View
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout, StopReason
@@ -46,15 +46,6 @@ def _serve() -> Iterator[str]:
 
 
 @contextmanager
-def _serve_ranks() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        run = write_sample_run(Path(folder) / "cities")
-        add_metrics_of_ranks(run)
-        with serve_runs(run) as url:
-            yield url
-
-
-@contextmanager
 def _serve_starting() -> Iterator[str]:
     """A run whose first step is being made."""
     first = replace(STATUS, step=1, phase="evaluating", left_s=None, run_left_s=None, ended=0, turns=0, written=0)
@@ -80,12 +71,6 @@ def _serve_odd() -> Iterator[str]:
             writer.add(Rollout("city-Oslo", Ledger((prompt,)), StopReason.ENGINE_FAILED, "1-0-0", reason="it is gone"))
         with serve_runs(killed, single) as url:
             yield url
-
-
-def _run_of_ranks(page: Page, url: str) -> None:
-    page.open(url)
-    page.sees("rank 2 takes", ".alarms")
-    page.until("[...document.querySelectorAll('.chart')].some(chart => chart.textContent.includes('Idle ranks'))")
 
 
 def _run(page: Page, url: str) -> None:
@@ -152,11 +137,6 @@ RUNS = Stage(
         View("siblings", _siblings),
         View("compare", _compare),
         View("values", _values),
-        View("rollout-narrow", _rollout, size=NARROW),
-        View("run-narrow", _run, size=NARROW),
-        View("rollouts-narrow", _table, size=NARROW),
-        View("siblings-narrow", _siblings, size=NARROW),
-        View("compare-narrow", _compare, size=NARROW),
     ),
 )
 STARTING_RUN = Stage(
@@ -176,4 +156,3 @@ ODD_RUNS = Stage(
         View("unknown-run", _seen("#/elsewhere", "There is no run elsewhere here")),
     ),
 )
-RANKS = Stage(_serve_ranks, (View("run-ranks", _run_of_ranks, size=(1280, 2600)),))

@@ -13,10 +13,10 @@ from PIL import Image
 from tests.browser.chromium import start_chromium
 from tests.browser.gateway_stage import GATEWAY
 from tests.browser.page import Page
-from tests.browser.runs_stage import ODD_RUNS, RANKS, RUNS, STARTING_RUN
+from tests.browser.runs_stage import ODD_RUNS, RUNS, STARTING_RUN
 from tests.browser.views import View
 
-STAGES = (GATEWAY, RUNS, RANKS, STARTING_RUN, ODD_RUNS)
+STAGES = (GATEWAY, RUNS, STARTING_RUN, ODD_RUNS)
 FOLDER = Path("build/screens")
 DOCS_FOLDER = Path(__file__).parents[2] / "docs" / "images" / "screens"
 COLOURS = 128

@@ -15,7 +15,7 @@ from tests.plugins.web.test_web_steps import make_rollout, tool_entry
 from trainer.storage.rollout_file import RolloutWriter
 
 HOSTILE_GROUP = "2-0-1"
-"""The sample run's group in which a rollout wrote hostile text."""
+"""The sample run's group in which rollout 20 wrote hostile text."""
 TABS = 80
 """Presses of Tab within which a part of a page is reached."""
 
@@ -111,15 +111,8 @@ def test_table_of_a_step_leads_to_what_changed(page: Page, url: str) -> None:
     page.until("location.hash.startsWith('#/over/rollouts/')")
 
 
-def test_click_or_enter_on_a_curve_opens_the_rollouts_of_its_step(page: Page, url: str) -> None:
-    page.open(f"{url}#/over")
-    page.until("document.querySelectorAll('.chart path').length > 12")
-    page.js("document.querySelector('.plot').focus()")
-    page.press("ArrowRight")
-    page.press("ArrowRight")
-    page.sees("step 1", ".when")
-    page.press("Enter")
-    page.until("location.hash === '#/over/rollouts?step=1'")
+def test_click_on_a_curve_opens_the_rollouts_of_its_step(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts?step=1")
     page.sees("16 rollouts", ".summary")
     page.press("g")
     page.until("document.querySelectorAll('.chart path').length > 12")
@@ -139,6 +132,8 @@ def test_siblings_are_seen_as_a_heat_map_and_by_their_most_pushed_tokens(page: P
     page.choose("select[name=columns]", "parts")
     page.until("document.querySelectorAll('.heat-grid thead th').length > 20")
     page.until("location.hash.includes('columns=parts')")
+    page.sees("Answer", ".differences")
+    assert "System message" not in page.text(".siblings-all"), "they are shown from where they diverge"
     page.open("about:blank#")
     page.open(f"{url}#/over/group/{HOSTILE_GROUP}")
     page.sees("Tokens that were pushed most")
@@ -147,12 +142,14 @@ def test_siblings_are_seen_as_a_heat_map_and_by_their_most_pushed_tokens(page: P
     page.sees("Trained", ".inspector")
 
 
-def test_hostile_names_stay_text_in_the_new_views(page: Page, url: str) -> None:
+def test_hostile_text_and_names_stay_text(page: Page, url: str) -> None:
     for view, times in (("compare/1-2", 3), (f"rollouts?tool={quote(HOSTILE)}", 1)):
         page.open("about:blank#")
         page.open(f"{url}#/hostile/{view}")
         page.until(f"document.querySelector('main').innerText.split('<script>').length > {times}")
         assert page.count("main script, main img") == 0 and page.js("document.title") != "run"
-    page.open(f"{url}#/over/group/{HOSTILE_GROUP}")
-    page.until("document.querySelector('.pushed')")
-    assert page.count("main script, main img[onerror]") == 0 and page.js("document.title") != "run"
+    for view, last in ((f"group/{HOSTILE_GROUP}", ".pushed"), ("rollouts", ".view"), ("rollouts/20", ".message")):
+        page.open(f"{url}#/over/{view}")
+        page.until(f"document.querySelector('{last}')")
+        assert page.count("main script, main img[onerror]") == 0 and page.js("document.title") != "run"
+    page.sees(HOSTILE.split(">")[0], ".message")

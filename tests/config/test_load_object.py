@@ -1,4 +1,4 @@
-"""Tests of loading Python objects that configuration files name."""
+"""Tests of loading Python objects that configuration files name, and of the lines in errors about them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.build import build_plan
 from gateway.config.load_object import load_object
 from gateway.errors import ConfigError
 from tests.conftest import Write
@@ -49,3 +50,37 @@ def test_raising_module_is_reported_with_its_line(text: str, expected: str, writ
     error = _error_of("mine_f:add", write("tool_configs/a.yaml", ""))
     assert error.problem.startswith(f"importing 'mine_f' raised {expected.format(file=file)}")
     assert f"{file}:" in error.remedy
+
+
+INTERACTIONS = """\
+interaction:
+  - name: fine
+    class_name: gateway.feedback.gsm8k.Gsm8kInteraction
+  - name: mine
+    class_name: mine.Raises
+    config:
+      wall: 3
+"""
+TOOLS = """\
+tools:
+  # a tool
+  - class_name: mine.Raises
+    config: {}
+    tool_schema: {function: {name: a}}
+  - function: mine:nowhere
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (INTERACTIONS, ("mine.yaml:5: interaction[1].class_name: interaction 'mine'",)),
+        (TOOLS, ("mine.yaml:3: tools[0]", "mine.yaml:6: tools[1].function")),
+    ],
+)
+def test_error_of_a_user_class_has_the_line_that_names_it(text: str, lines: tuple[str, ...], write: Write) -> None:
+    write("mine.py", "class Raises:\n    def __init__(self, *given):\n        raise ValueError('no')\n")
+    with pytest.raises(ConfigError) as caught:
+        build_plan(write("mine.yaml", text), None)
+    message = str(caught.value)
+    assert all(line in message for line in lines), message

@@ -18,32 +18,16 @@ def _load_server(server: dict[str, Any]) -> str:
 
 
 def test_keys_of_other_clients_are_accepted(write: Write, load_files: LoadConfig) -> None:
-    write(
-        "mcp_servers.json",
-        json.dumps(
-            {
-                "$schema": "./servers.schema.json",
-                "mcpServers": {
-                    "a": {
-                        "type": "stdio",
-                        "command": "a",
-                        "alwaysAllow": ["x"],
-                        "autoApprove": [],
-                        "description": "A.",
-                    },
-                    "b": {"type": "http", "url": "https://b", "headers": {"X-Key": "k"}},
-                    "c": {"type": "streamableHttp", "transport": "sse", "url": "https://c"},
-                    "d": {"url": "https://d", "disabled": True, "description": "D."},
-                },
-            }
-        ),
-    )
-    servers = load_files().servers
-    assert {name: entry.server.transport for name, entry in servers.items()} == {
-        "a": "stdio",
-        "b": "streamable-http",
-        "c": "sse",
+    entries = {
+        "a": {"type": "stdio", "command": "a", "alwaysAllow": ["x"], "autoApprove": [], "description": "A."},
+        "b": {"type": "http", "url": "https://b", "headers": {"X-Key": "k"}},
+        "c": {"type": "streamableHttp", "transport": "sse", "url": "https://c"},
+        "d": {"url": "https://d", "disabled": True, "description": "D."},
     }
+    write("mcp_servers.json", json.dumps({"$schema": "./servers.schema.json", "mcpServers": entries}))
+    servers = load_files().servers
+    transports = {name: entry.server.transport for name, entry in servers.items()}
+    assert transports == {"a": "stdio", "b": "streamable-http", "c": "sse"}
     assert servers["b"].server.headers["X-Key"].get_secret_value() == "k"
     assert type(servers["a"].server) is Server
 
@@ -67,11 +51,12 @@ def test_relative_paths_are_resolved_from_the_file(write: Write, load_files: Loa
         ({"command": "a", "auth_token": "t"}, "s: `auth_token` belongs to a server with `url`"),
         ({"command": "a", "type": "sse"}, "s: `sse` cannot reach this server"),
         ({"url": "http://a", "transport": "stdio"}, "s: `stdio` cannot reach this server"),
+        ({"url": "http://a", "proxy": "socks5://a"}, "s: `proxy` is not the address of an HTTP proxy"),
+        ({"url": "http://a", "key_file": "a"}, "s: `key_file` is the key of a `cert_file`"),
+        ({"command": "a", "proxy": "http://a"}, "s: `proxy` belongs to a server with `url`"),
         ({"url": "http://a", "isolation": "process"}, "s: `isolation: process` needs a server with `command`"),
         ({"command": "a", "transport": "websocket"}, "s.transport: expected 'stdio', 'sse'"),
-        ({"command": "a", "args": "b"}, "s.args: expected a list, found a text"),
         ({"url": "http://a", "authToken": "t"}, "s.authToken: unknown key\n  remedy: did you mean `auth_token`?"),
-        ({"url": "http://a", "auto-approve": []}, "s.auto-approve: unknown key\n  remedy: did you mean `autoApprove`?"),
         ({"url": "http://a", "auth_token": "t\n"}, "s.auth_token: contains characters that an HTTP header cannot have"),
         (
             {"url": "http://a", "headers": {"X-Key": "ü"}},
@@ -112,7 +97,6 @@ def test_relative_paths_are_resolved_from_the_file(write: Write, load_files: Loa
             "s.oauth.client_metadata_url: a client metadata document has an https address",
         ),
         ({"url": "http://a", "oauth": {"issuer": "login"}}, "s.oauth.issuer: this is not an HTTP address"),
-        ({"url": "http://a", "oauth": {"clientid": "x"}}, "s.oauth.clientid: unknown key\n  remedy: did you mean"),
     ],
 )
 def test_contradictory_server_is_refused(server: Any, expected: str, write: Write, load_errors: LoadErrors) -> None:
@@ -126,10 +110,6 @@ def test_contradictory_server_is_refused(server: Any, expected: str, write: Writ
     "server",
     [
         {"url": "https://hunter2.example/?key=hunter2", "args": 5},
-        {"url": 5, "auth_token": ["hunter2"]},
-        {"url": "http://a", "headers": {"A": {"hunter2": "hunter2"}}, "auth_token": {"k": "hunter2"}},
-        {"command": "a", "env": {"KEY": ["hunter2"]}, "args": [["hunter2"]]},
-        {"url": "hunter2"},
         {"url": "http://a", "auth_token": "hunter2\n", "headers": {"A": " hunter2", "B": "hunter2 ü"}},
         {"url": "http://a", "autToken": "hunter2"},
         {"url": "http://a", "oauth": {"client_secret": ["hunter2"], "issuer": "hunter2", "redirect_uri": "hunter2"}},
@@ -142,28 +122,14 @@ def test_errors_never_contain_secrets(server: dict[str, Any], write: Write, load
 
 
 def test_repr_of_config_never_contains_secrets(write: Write, load_files: LoadConfig) -> None:
-    write(
-        "mcp_servers.json",
-        json.dumps(
-            {
-                "mcpServers": {
-                    "a": {"command": "hunter2", "args": ["hunter2"], "env": {"K": "hunter2"}, "cwd": "/hunter2"},
-                    "b": {"url": "https://hunter2", "headers": {"A": "hunter2"}, "auth_token": "hunter2"},
-                    "c": {
-                        "url": "https://hunter2",
-                        "oauth": {
-                            "client_id": "hunter2",
-                            "client_secret": "hunter2",
-                            "scopes": ["hunter2"],
-                            "issuer": "https://a",
-                        },
-                        "answers": {"pin": "hunter2"},
-                    },
-                    "d": {"url": "https://hunter2", "auth_command": ["hunter2"]},
-                }
-            }
-        ),
-    )
+    oauth = {"client_id": "hunter2", "client_secret": "hunter2", "scopes": ["hunter2"], "issuer": "https://a"}
+    entries = {
+        "a": {"command": "hunter2", "args": ["hunter2"], "env": {"K": "hunter2"}, "cwd": "/hunter2"},
+        "b": {"url": "https://hunter2", "headers": {"A": "hunter2"}, "auth_token": "hunter2"},
+        "c": {"url": "https://hunter2", "oauth": oauth, "answers": {"pin": "hunter2"}},
+        "d": {"url": "https://hunter2", "auth_command": ["hunter2"]},
+    }
+    write("mcp_servers.json", json.dumps({"mcpServers": entries}))
     write(
         "tool_configs/t.yaml",
         """

@@ -43,18 +43,11 @@ FORMS: dict[str, Any] = {
             },
         },
     },
-    "a class with its own schema": {"class_name": "a.B", "config": {"type": "native"}, "tool_schema": None},
-    "verl's MCP": {
-        "class_name": "verl.tools.mcp_search_tool.MCPSearchTool",
-        "config": {"rate_limit": 120, "timeout": 120, "type": "mcp"},
-        "mcp": {"mcp_servers_config_path": "./mcp_server.json", "tool_selected_list": ["tavily_search_tool"]},
-    },
     "verl's MCP template": {
         "class_name": "",
         "config": {"type": "mcp"},
         "mcp": {"mcp_servers_config_path": "./mcp_server.json", "tool_selected_list": {}},
     },
-    "a function": {"function": "a:b", "result_limit": 100, "pure": True},
     "a server": {"server": "s", "allow": ["a"], "result_limit": {"chars": 1, "side": "left"}, "isolation": "session"},
 }
 

@@ -22,13 +22,11 @@ async def _next_change(events: AsyncGenerator[None]) -> None:
         await anext(events)
 
 
-@pytest.mark.parametrize("change", ["write", "add", "remove", "replace"])
+@pytest.mark.parametrize("change", ["add", "remove", "replace"])
 async def test_changed_file_in_a_folder_is_noticed(change: str, write: Write) -> None:
     file = write("tool_configs/a.yaml", "tools: []")
     async with aclosing(watch_files([file.parent], every_s=INTERVAL_S)) as events:
         match change:
-            case "write":
-                file.write_text("tools: [] # changed")
             case "add":
                 write("tool_configs/b.yml", "")
             case "remove":

@@ -20,17 +20,22 @@ VERL, SWIFT, TRL = (ROOT / "docs" / f"migration-{framework}.md" for framework in
 def names_table(modules: Mapping[str, Mapping[str, str]], framework: str) -> str:
     """The modules that users' files may import, with their names."""
     rows = [f"| {framework} | Names |", "|---|---|"]
-    rows += [f"| `{module}` | {_code(names)} |" for module, names in modules.items() if names]
+    alike: dict[str, list[str]] = {}
+    for module, names in modules.items():
+        alike.setdefault(_code(names), []).append(module)
+    rows += [f"| {_code(of)} | {names} |" for names, of in alike.items() if names]
     return "\n".join(rows)
 
 
 def keys_table(table: KeyTable) -> str:
     """The keys that do something else here; `mtrl-train translate --table` has the others."""
     rows = [f"| {table.framework} | mtrl | what differs, and why |", "|---|---|---|"]
+    alike: dict[tuple[str, str], list[str]] = {}
     for rule in table.rules:
         if rule.effect is Effect.CHANGED:
             setting = f"`{rule.setting}`" if rule.setting else "-"
-            rows.append(f"| {_code(rule.names)} | {setting} | {rule.note.replace('|', chr(92) + '|')} |")
+            alike.setdefault((setting, rule.note.replace("|", "\\|")), []).extend(rule.names)
+    rows += [f"| {_code(names)} | {setting} | {note} |" for (setting, note), names in alike.items()]
     return "\n".join(rows)
 
 

@@ -10,7 +10,7 @@ import runpy
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -149,7 +149,7 @@ class PageRunner:
 
     def _invoke(self, words: list[str]) -> str:
         words, replaced = shrink_command(words, self.place, self.small_job)
-        if words == ["mtrl-gateway", "stdio"] or words[:2] == ["mtrl-gateway", "stdio"]:
+        if words[:2] == ["mtrl-gateway", "stdio"]:
             return self._run(words)
         result = CliRunner().invoke(APPS[words[0]], words[1:])
         output = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
@@ -190,12 +190,12 @@ class PageRunner:
             text = text.replace(shown, real or shown)
         return re.sub(r"(?<![\w.])/tmp/", f"{self.place / 'tmp'}/", text)
 
-    def _run(self, words: list[str], environment: Mapping[str, str] | None = None) -> str:
+    def _run(self, words: list[str]) -> str:
         (self.place / "tmp").mkdir(exist_ok=True)
         done = subprocess.run(
             words,
             cwd=self.place,
-            env={**installed(), **(environment or {})},
+            env=installed(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -18,11 +18,10 @@ URL = re.compile(r"http://[\w.]+:(\d+)")
 class Server:
     """A serving command on a free port, from the moment that it prints its address until it is stopped."""
 
-    def __init__(self, words: list[str], place: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, words: list[str], place: Path) -> None:
         self.words, port = _without_port(words)
         self.shown_port = port or ("8766" if "view" in words else "8765")
         self.place = place
-        self.environment = environment or installed()
         self.url = ""
 
     def __enter__(self) -> Self:
@@ -30,7 +29,7 @@ class Server:
         if words[:2] == ["mtrl-gateway", "serve"] and "--replay" not in words:
             words += ["--wait", "all"]  # on a busy machine, servers may start after the page's first request
         self.process = subprocess.Popen(
-            words, cwd=self.place, env=self.environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+            words, cwd=self.place, env=installed(), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
         )
         watchdog = threading.Timer(TIMEOUT_S, self.process.kill)
         watchdog.start()

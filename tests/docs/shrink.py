@@ -12,19 +12,7 @@ from trainer.data.tasks import example_names
 from trainer.train.settings import TrainSettings
 
 JOBS = Path(__file__).parents[2] / "mtrl_plugins" / "demo" / "jobs"
-SUBCOMMANDS = (
-    "rollout",
-    "render",
-    "translate",
-    "show",
-    "why",
-    "replay",
-    "view",
-    "eval",
-    "compare",
-    "export",
-    "init",
-)
+SUBCOMMANDS = ("rollout", "render", "translate", "show", "why", "replay", "view", "eval", "compare", "export", "init")
 TRANSLATED = ("--verl-config", "--swift", "--trl")
 MOST_ROWS = 4
 MOST_STEPS = 4

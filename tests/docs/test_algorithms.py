@@ -9,7 +9,6 @@ from tests.docs.blocks import ROOT
 from tests.docs.conftest import Follow
 from tests.docs.tables import read_table
 from trainer.algorithms.named_algorithms import ALGORITHMS, whiten
-from trainer.algorithms.settings import AlgorithmSettings
 
 PAGE = ROOT / "docs/algorithms.md"
 TOKENS = 10
@@ -31,16 +30,3 @@ def test_page_shows_the_advantages_of_every_algorithm() -> None:
                 trained_T = torch.ones(len(rewards_S) * TOKENS, dtype=torch.bool)
                 advantages_S = whiten(advantages_S.repeat_interleave(TOKENS), trained_T)[::TOKENS]
             assert [float(cell) for cell in shown] == pytest.approx(advantages_S.tolist(), abs=5e-3)
-
-
-def test_page_names_every_setting() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    settings = AlgorithmSettings.model_fields
-    missing = [name for name in settings if name not in text]
-    missing += [
-        f"{part}.{name}"
-        for part in ("kl", "mismatch")
-        for name in settings[part].annotation.model_fields  # type: ignore[union-attr]
-        if name not in text
-    ]
-    assert not missing

@@ -33,7 +33,7 @@ def test_page_shows_what_each_kind_of_credit_gives() -> None:
         sequence_K=torch.tensor([0, 0, 1, 1, 2]),
     )
     for kind, *shown in read_table(PAGE, "credit"):
-        name, _, discount = kind.partition(", discount: ")
+        name, _, discount = kind.partition(", gamma: ")
         credit = {"kind": name, "gamma": float(discount or 1)}
         settings = AlgorithmSettings.model_validate({"name": "dr_grpo", "credit": credit})
         advantages = credit_turns(turn_rewards, settings).tolist()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 from typing import Any
-from uuid import uuid4
 
 import anyio
 
 from gateway.feedback.base import BaseInteraction
-from gateway.feedback.gsm8k import compute_score
 
 
 class Recorder(BaseInteraction):
@@ -55,37 +53,6 @@ class Recorder(BaseInteraction):
 
     def count(self, method: str) -> int:
         return sum(name == method for name, _ in self.log)
-
-
-class OlderInteraction(BaseInteraction):
-    """The example of verl's older documentation: it reads the last *user* message, and takes no name."""
-
-    def __init__(self, config: dict) -> None:  # type: ignore[type-arg]
-        super().__init__(config)
-        self._instance_dict: dict[str, dict[str, Any]] = {}
-
-    async def start_interaction(self, instance_id=None, ground_truth=None, **kwargs):  # type: ignore[no-untyped-def]
-        if instance_id is None:
-            instance_id = str(uuid4())
-        self._instance_dict[instance_id] = {"response": "", "ground_truth": ground_truth, "reward": 0.0}
-        return instance_id
-
-    async def generate_response(self, instance_id, messages, **kwargs):  # type: ignore[no-untyped-def]
-        content = next((item.get("content", "") for item in reversed(messages) if item.get("role") == "user"), "")
-        answer = content if content.startswith("#### ") else "#### " + content
-        self._instance_dict[instance_id]["response"] = answer
-        if await self.calculate_score(instance_id) == 1.0:
-            return True, "Your response is correct!", 1.0, {}
-        return False, "Your response is incorrect! You need to reflect on your answer and try again.", 0.0, {}
-
-    async def calculate_score(self, instance_id, **kwargs):  # type: ignore[no-untyped-def]
-        instance = self._instance_dict[instance_id]
-        return compute_score(
-            instance["response"], instance["ground_truth"], method="flexible", format_score=0.0, score=1.0
-        )
-
-    async def finalize_interaction(self, instance_id, **kwargs):  # type: ignore[no-untyped-def]
-        del self._instance_dict[instance_id]
 
 
 class PlainInteraction(BaseInteraction):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import anyio
@@ -57,14 +56,11 @@ async def test_a_program_that_ends_before_the_assertion_fails_it(source: str) ->
 @pytest.mark.parametrize(
     ("source", "wall_s", "reason"),
     [
-        ("while True: pass", 1.0, "stopped: it "),
         ("import time; time.sleep(60)", 1.0, "stopped: it ran longer than 1 s"),
         ("while True: print('x' * 1000)", 20.0, "stopped: it printed more than 65536 bytes"),
         ("import sys\nwhile True: print('x' * 1000, file=sys.stderr)", 20.0, "stopped: it printed more than"),
         ("x = bytearray(2**30)", 20.0, "MemoryError"),
         ("open('f', 'wb').write(bytes(2**24))", 20.0, "File"),
-        ("raise ValueError('no')", 20.0, "ended with status 1: ValueError: no"),
-        ("print(", 20.0, "SyntaxError"),
         ("import numpy", 20.0, "ModuleNotFoundError"),
     ],
 )
@@ -75,43 +71,8 @@ async def test_a_program_beyond_a_limit_fails_with_the_reason(source: str, wall_
     assert len(feedback.message) < 2000
 
 
-async def test_a_program_has_an_empty_environment_and_a_temporary_folder() -> None:
-    os.environ["MTRL_TEST_SECRET"] = "hidden"
-    try:
-        result = await run_python(
-            "import os, sys; print(os.getcwd()); print('MTRL_TEST_SECRET' in os.environ, sys.flags)"
-        )
-    finally:
-        del os.environ["MTRL_TEST_SECRET"]
-    folder, flags = result.stdout.splitlines()
-    assert flags.startswith("False") and "isolated=1" in flags and "no_site=1" in flags
-    assert not await anyio.Path(folder).exists()
-
-
-async def test_children_of_a_program_are_killed_with_it() -> None:
-    source = "import os\nif os.fork() == 0:\n    import time; time.sleep(60)\nprint(os.getpid(), flush=True)"
-    with anyio.fail_after(60):
-        result = await run_python(source, limits=ProgramLimits(wall_s=2.0))
-    if result.exit_status != 0 and "BlockingIOError" in result.stderr:
-        return  # not root: it could start no child
-    leader = int(result.stdout)
-    await wait_until(lambda: not group_members(leader))
-
-
 def child_pids() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
-
-
-def group_members(leader: int) -> list[int]:
-    members = []
-    for process in psutil.process_iter():
-        try:
-            is_alive = process.status() != psutil.STATUS_ZOMBIE
-            if is_alive and os.getpgid(process.pid) == leader:
-                members.append(process.pid)
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
-    return members
 
 
 async def test_cancelling_kills_the_program() -> None:

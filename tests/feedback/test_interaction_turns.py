@@ -59,7 +59,6 @@ async def test_a_reply_may_have_images_among_text(reply: Any) -> None:
         (("False", "Well.", 1.0, {}), "'False' for should_terminate"),
         ((True, "Well.", "1.0", {}), "Recorder returned '1.0' as a score"),
         ((True, "Well.", float("nan"), {}), "nan as a score"),
-        ((True, "Well.", [1], {}), "[1] as a score"),
         ((True, "Well.", 1.0, [1]), "a list for metadata"),
     ],
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.config.entries import interaction_name
 from gateway.feedback.attempts import AttemptsInteraction
 from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.feedback.scripted import ScriptedInteraction
 from gateway.types import Outcome, Task
+from mtrl_plugins.verl import gsm8k_rule
 from tests.feedback.interactions import Recorder, make_chat
 
 GSM8K = {"class_name": "gateway.feedback.gsm8k.Gsm8kInteraction"}
@@ -58,6 +60,11 @@ async def test_a_later_success_has_a_lower_score_and_ends_the_rollout() -> None:
     assert turns[1] == (True, RIGHT_REPLY, 0.5, {"attempt": 2, "attempts_left": 1, "scores": [0.0, 1.0]})
 
 
+def test_verls_class_can_be_the_judge_of_attempts() -> None:
+    verl = {"class_name": "verl.interactions.gsm8k_interaction.Gsm8kInteraction"}
+    assert isinstance(AttemptsInteraction({"interaction": verl}).judge, gsm8k_rule.Gsm8kInteraction)
+
+
 async def test_the_last_attempt_ends_the_rollout_with_a_note() -> None:
     config = {"interaction": GSM8K, "max_attempts": 2, "used_up": "That was it.", "remaining": ""}
     turns = await run_attempts(config, "#### 1", "#### 2", "#### 42")
@@ -85,3 +92,7 @@ async def test_a_failure_of_the_judge_is_not_counted_and_calls_are_passed_on() -
     assert (feedback.score, feedback.metadata["kind"], feedback.metadata["scores"]) == (0.25, "x", [0.25])
     assert judge.received_kwargs[0] == {"level": 1}
     assert (judge.count("finalize"), judge.closed) == (1, 1)
+
+
+def test_default_name_of_an_interaction_is_never_empty() -> None:
+    assert interaction_name("mine.Interaction") == "interaction"

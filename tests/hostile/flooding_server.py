@@ -21,7 +21,6 @@ CHUNKED = STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked")
 
 FLOODS: dict[str, bytes] = {
     "comments": b":\n" * 8000,
-    "long_comments": b": " + b"x" * 60_000 + b"\n",
     "comment_without_end": b": " + b"x" * 60_000,
     "empty_data_lines": b"data:\n" * 8000,
     "data_without_end": b"data: " + b"x" * 60_000 + b"\n",
@@ -33,7 +32,6 @@ FLOODS: dict[str, bytes] = {
 
 HTTP_FLOODS: dict[str, tuple[bytes, bytes]] = {
     "continue_without_end": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 2000),
-    "early_hints_without_end": (b"", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 1000),
     "headers_without_end": (b"HTTP/1.1 200 OK\r\n", b"X-Again: and again\r\n" * 2000),
     "header_without_end": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"x" * 60_000),
     "small_chunks": (CHUNKED, b"1\r\n:\r\n" * 5000),

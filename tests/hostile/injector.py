@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import anyio
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from gateway.config.models import Limits, Server
 from gateway.gateway import Gateway
@@ -30,7 +29,7 @@ from gateway.tool_table import Source
 from gateway.toolset import ToolsetWrapper
 from gateway.types import Outcome, Task, ToolCall, ToolResult
 from tests.mcp_client.mcp_toolsets import open_toolset
-from tests.servers.start_server import kill_process_group
+from tests.servers.start_server import serve_script
 from tests.waiting import Clock, loop_clock, process_clock
 
 HELD_S = 0.05
@@ -157,15 +156,11 @@ async def answering_toolset(transport: str, **config: Any) -> AsyncIterator[McpT
         async with open_toolset(Server(command=sys.executable, args=(str(ANSWERING), "stdio"), **config)) as toolset:
             yield toolset
         return
-    process = await anyio.open_process([sys.executable, str(ANSWERING), transport], stderr=None, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        with anyio.fail_after(PATIENCE_S):
-            url = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", 200)
-        async with open_toolset(Server(url=url.decode(), transport="streamable-http", **config)) as toolset:
-            yield toolset
-    finally:
-        await kill_process_group(process)
+    async with (
+        serve_script(ANSWERING, transport) as url,
+        open_toolset(Server(url=url, transport="streamable-http", **config)) as toolset,
+    ):
+        yield toolset
 
 
 async def call_answering(transport: str, trick: str, timeout_s: float, **config: Any) -> tuple[ToolResult, Meanwhile]:

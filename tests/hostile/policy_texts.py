@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import sys
 import tempfile
 import threading
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ from gateway.types import Outcome, Task, ToolCall
 from mtrl_plugins.trl.function_tools import show_error, show_value
 from tests.servers.start_server import stdio_command
 from tests.waiting import PATIENCE_S
-from trainer.parse.choose import PARSERS, load_parser
 
 
 class Thing:
@@ -59,19 +56,12 @@ BEHAVIOURS: dict[str, Any] = {
     "objects": lambda: {"thing": Thing(), "call": print, "own": _raise, "lock": threading.Lock()},
     "set": lambda: {"words": {"one", "two", "three", "four"}, "things": frozenset({("a", 1), ("b", 2)})},
     "picture": lambda: ToolResponse(image=[io.BytesIO(BROKEN)]),  # type: ignore[arg-type]
-    "bytes": lambda: io.BytesIO(b"neither picture nor sound"),
     "picture_file": lambda: ToolResponse(image=[f"{tempfile.mkdtemp()}/missing.png"]),  # type: ignore[arg-type]
-    "video": lambda: ToolResponse(video=[io.BytesIO(b"GIF89a")]),  # type: ignore[arg-type]
-    "no_picture": lambda: ToolResponse(image=[Thing()]),  # type: ignore[arg-type]
     "error": lambda: _raise(ValueError(f"cannot use {Thing()!r}")),
     "missing": _missing_file,
     "unavailable": lambda: _raise(Unavailable(f"{Thing()!r} is down")),
-    "timeout": lambda: _raise(TimeoutError(f"{Thing()!r}")),
     "connection": lambda: _raise(ConnectionRefusedError(111, "Connection refused 127.0.0.1:4711")),
-    "zlib": lambda: zlib.decompress(b"no"),
     "hang": lambda: threading.Event().wait(20),
-    "long": lambda: "word " * 1000,
-    "nan": lambda: {"value": math.nan},
 }
 
 
@@ -111,9 +101,9 @@ async def server_texts() -> dict[str, str]:
     config = Server(command=command, args=tuple(args), isolation="session", result_bytes=100_000)
     texts = {}
     async with Services() as services, McpToolset("faulty", config, services=services) as server:
-        for name in ("crash", "garbage", "huge", "wrong_id", "fail", "rpc_error", "bad_content", "ask", "hang"):
+        for name in ("crash", "garbage", "huge", "fail", "rpc_error", "bad_content", "ask", "hang"):
             # A session starts its own process within the first call.
-            limits = Limits(timeout_s=5 if name in ("hang", "wrong_id") else PATIENCE_S, retries=0)
+            limits = Limits(timeout_s=5 if name == "hang" else PATIENCE_S, retries=0)
             async with add_prefix(LimitedToolset(server, limits), "its_").open(Task()) as session:
                 for number, tool in enumerate((name, "count")):
                     result = await session.call(ToolCall("1", f"its_{tool}", "{}"))
@@ -159,29 +149,12 @@ async def feedback_texts() -> dict[str, str]:
     return texts
 
 
-MALFORMED = (
-    '<tool_call>{"name": }</tool_call>',
-    "<tool_call>\n{",
-    "<|tool_call>call:x{",
-    '[TOOL_CALLS][{"name": 1}]',
-    "<|channel|>commentary to=functions.x <|message|>{<|call|>",
-    '<|python_tag|>{"name": "x", "parameters": ',
-    "<tool_call><function=x><parameter=",
-)
-
-
-def parse_texts() -> dict[str, str]:
-    return {
-        f"{name} {text}": json.dumps(load_parser(name).parse(text).problems) for name in PARSERS for text in MALFORMED
-    }
-
-
 def trl_texts() -> dict[str, str]:
     return {"trl value": show_value([Thing()]).text, "trl error": show_error(ValueError(Thing())).text}
 
 
 async def main() -> None:
-    texts = await native_texts() | await server_texts() | await feedback_texts() | parse_texts() | trl_texts()
+    texts = await native_texts() | await server_texts() | await feedback_texts() | trl_texts()
     failed = [name for name in BEHAVIOURS if not texts[name]]
     assert not failed and Outcome.TIMEOUT.value in texts["hang"], failed
     json.dump(texts, sys.stdout)

@@ -22,32 +22,26 @@ def line(method: str, params: dict[str, Any], **more: Any) -> bytes:
 
 FLOODS: dict[str, tuple[int, bytes]] = {
     "empty_lines": (1, b"\n" * 8000),
-    "lines_of_spaces": (1, b"   \n" * 8000),
     "lines_that_are_no_json": (1, b"hello, I log to standard output\n" * 800),
     "json_that_is_no_message": (1, b'{"a":1}\n' * 4000),
     "line_without_end": (1, b"x" * 60_000),
-    "message_without_end": (1, b'{"a":"' + b"x" * 60_000),
     "long_lines": (1, b"x" * 60_000 + b"\n"),
     "notifications": (1, line("notifications/message", {"level": "info", "data": "x"}) * 500),
     "progress": (1, line("notifications/progress", {"progressToken": 1, "progress": 1}) * 500),
     "list_changes": (1, line("notifications/tools/list_changed", {}) * 500),
-    "unknown_notifications": (1, line("notifications/never/heard/of", {}) * 500),
     "unknown_requests": (1, line("never/heard/of", {}, id=7) * 500),
     "pings": (1, line("ping", {}, id=7) * 500),
     "batches": (1, b"[" + b",".join([b'{"jsonrpc":"2.0","method":"notifications/x"}'] * 900) + b"]\n"),
     "foreign_answers": (1, b'{"jsonrpc":"2.0","id":987654,"result":{}}\n' * 500),
-    "standard_error": (2, b"x" * 60_000 + b"\n"),
     "standard_error_lines": (2, b"\n" * 60_000),
 }
 """Where it writes, and what it repeats without end."""
 
 CUT = {
     "empty_lines": "comments",
-    "lines_of_spaces": "comments",
     "lines_that_are_no_json": "comments",
     "json_that_is_no_message": "comments",
     "line_without_end": "line",
-    "message_without_end": "line",
     "long_lines": "comments",
 }
 """Floods for which the connection is cut, with the reason; under the others a call ends by its deadline."""

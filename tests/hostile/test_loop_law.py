@@ -24,12 +24,21 @@ from gateway.mcp_client.listing import ListingParser
 from gateway.mcp_client.mcp_session import ResultParsers
 from gateway.media.media_filter import MediaFilter
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
+from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.tape.record import record_gateway
 from gateway.tool_table import Source, build_table
 from gateway.types import Image, Outcome, Task, ToolCall, ToolSpec
-from tests.hostile.injector import Meanwhile, assert_not_held, freeze_garbage, gateway_beside, healthy_calls
-from tests.http.api_client import ApiClient
+from tests.hostile.injector import (
+    PATIENCE_S,
+    Meanwhile,
+    add,
+    assert_not_held,
+    freeze_garbage,
+    gateway_beside,
+    healthy_calls,
+)
+from tests.http.api_client import ApiClient, http_sources
 from tests.live_server import live_server_async
 
 MEGABYTES = 16
@@ -124,33 +133,19 @@ async def test_large_structured_answers_are_decoded(trick: str) -> None:
 
 @pytest.mark.parametrize("trick", ["controls", "objects"])
 async def test_large_answers_are_recorded(trick: str, tmp_path: Path) -> None:
-    answer = ANSWERS[trick]
-    async with gateway_beside(answering(answer)) as gateway, healthy_calls(gateway) as meanwhile:
-        recorded = record_gateway(gateway, tmp_path / "tape")
-        recorded._inner = EnteredGateway(gateway)  # type: ignore[attr-defined]
-        async with recorded, recorded.open(Task(tools=("answer",))) as session:
+    gateway = Gateway([Source("healthy", NativeToolset([FunctionTool(add)])), answering(ANSWERS[trick])])
+    with anyio.fail_after(PATIENCE_S):
+        async with (
+            record_gateway(gateway, tmp_path / "tape") as recorded,
+            healthy_calls(gateway) as meanwhile,
+            recorded.open(Task(tools=("answer",))) as session,
+        ):
             result = await session.call(ToolCall("1", "answer", "{}"))
     assert result.outcome is Outcome.OK
     lines = (tmp_path / "tape" / "tape.jsonl").read_text().splitlines()
     (call,) = [line for line in map(json.loads, lines) if line["kind"] == "call"]
     assert call["answer"]["parts"] == [{"type": "text", "text": result.text}]
     meanwhile.assert_undisturbed()
-
-
-class EnteredGateway:
-    """A gateway that its test has entered, and leaves, itself."""
-
-    def __init__(self, inner: Gateway) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def __aenter__(self) -> EnteredGateway:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        return None
 
 
 def encoded(format: str, mode: str, side: int) -> bytes:
@@ -218,4 +213,21 @@ async def test_thousands_of_tools_are_listed() -> None:
         for path in ("/v1/tools?strict=true", "/v1/tools?form=spec", "/healthz", "/openapi.json"):
             assert (await client("GET", path)).status_code == 200
         assert (await client("POST", "/v1/sessions", b'{"strict": true}')).status_code == 201
+        assert_not_held(server.gateway.loop_watchdog)
+
+
+BODIES = {
+    "values": (b'{"tool_calls":[' + b"{}," * 2_000_000 + b"{}]}", 413),
+    "depth": (b'{"messages":' + b"[" * 90_000 + b"]" * 90_000 + b"}", 400),
+}
+
+
+@pytest.mark.parametrize("trick", BODIES)
+async def test_body_with_too_many_values_is_refused_beside_the_loop(trick: str) -> None:
+    freeze_garbage()
+    async with live_server_async(lambda: Gateway(http_sources())) as server:
+        client = ApiClient(server.url)
+        body, status = BODIES[trick]
+        assert (await client("POST", "/v1/calls", body)).status_code == status
+        assert (await client("GET", "/healthz")).status_code == 200
         assert_not_held(server.gateway.loop_watchdog)

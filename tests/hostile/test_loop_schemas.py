@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,8 @@ from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.schema import ArgumentChecker, SchemaError
 from gateway.tool_table import Source
-from gateway.types import Outcome, Task, ToolCall, ToolResult, ToolSpec
-from tests.hostile.injector import call_beside, gateway_beside, healthy_calls
+from gateway.types import Outcome, ToolSpec
+from tests.hostile.injector import call_beside
 from tests.waiting import PATIENCE_S
 
 Schema = dict[str, Any]
@@ -144,13 +143,7 @@ async def test_slow_check_ends_and_disturbs_no_healthy_caller(trick: str) -> Non
 
 async def test_large_arguments_that_fit_are_called_after_a_check_in_a_child() -> None:
     schema = of({"type": "array", "items": {"type": "string"}})
-    arguments = json.dumps({"s": ["a" * 60] * 2_000})
-    async with (
-        gateway_beside(source_of(schema)) as gateway,
-        gateway.open() as session,
-        healthy_calls(gateway) as meanwhile,
-    ):
-        result = await session.call(ToolCall("1", "trap", arguments))
+    result, meanwhile = await call_beside([source_of(schema)], "trap", {"s": ["a" * 60] * 2_000})
     assert result.outcome is Outcome.OK
     meanwhile.assert_undisturbed()
 
@@ -167,22 +160,6 @@ async def test_oversized_arguments_are_refused(arguments: str, words: str) -> No
     result, meanwhile = await call_beside([source_of(of({}))], "trap", arguments)
     assert result.outcome is Outcome.INVALID and words in str(result.parts)
     meanwhile.assert_undisturbed()
-
-
-async def test_closing_a_session_ends_its_slow_check() -> None:
-    results: list[ToolResult] = []
-    async with gateway_beside(source_of(tree())) as gateway:
-        session = await gateway.begin(Task())
-
-        async def call() -> None:
-            results.append(await session.call(ToolCall("1", "trap", json.dumps(deep(40)))))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            while not session.running:  # noqa: ASYNC110 - a started call has no event
-                await anyio.sleep(0.001)
-            await session.close()
-    assert [result.outcome for result in results] == [Outcome.CANCELLED]
 
 
 async def test_question_with_a_costly_schema_is_answered_at_once() -> None:

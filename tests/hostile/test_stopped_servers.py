@@ -1,4 +1,4 @@
-"""Servers that are stopped for a while (SIGSTOP) and continued, and a gateway that two trainings share.
+"""Servers that are stopped for a while (SIGSTOP) and continued.
 
 What was under way is lost to infrastructure, is never scored, and is made again; the run goes on.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import anyio
 
@@ -25,64 +23,44 @@ from trainer.engine.scripted import ScriptedEngine
 from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
-from trainer.rollout.scheduler import Group, Scheduler
+from trainer.rollout.scheduler import Scheduler
 from trainer.rollout.settings import ConcurrencySettings, RolloutLimits
 
 PATIENCE_S = 100.0
 """A test that takes longer hangs."""
 DEADLINE_S = 2.0
-ECHO = (render_calls(("echo", {"text": "still here"})), "done")
-PICK = (render_calls(("pick", {"colour": "red"})), "done")
-
-
-async def run_group(
-    gateway: Any, turns: tuple[str, ...], on_rollout: Callable[[Rollout], None] = lambda _: None
-) -> tuple[list[Group], list[Rollout]]:
-    """Runs one task twice, one rollout after the other; returns its group and every rollout as it ended."""
-    ended: list[Rollout] = []
-
-    async def keep(rollout: Rollout) -> None:
-        ended.append(rollout)
-        on_rollout(rollout)
-
-    engine = ScriptedEngine(script_by_task({"t": turns}))
-    runner = RolloutRunner(engine, make_template(HERMES), gateway, RolloutLimits(rollout_tokens=100_000))
-    scheduler = Scheduler(runner, 2, admission=Admission(ConcurrencySettings(inflight_rollouts=1)), sink=keep)
-    async with scheduler.submit(make_tasks("t")) as groups:
-        return [group async for group in groups], ended
-
-
-async def assert_made_again(gateway: Any, turns: tuple[str, ...], pid: int) -> None:
-    """Runs a group on a stopped process, which continues when the first rollout is lost."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        (group,), ended = await run_group(gateway, turns, lambda _: os.kill(pid, signal.SIGCONT))
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert [rollout.stop for rollout in group.rollouts] == [StopReason.DONE] * 2
-    lost = [rollout for rollout in ended if rollout.stop is not StopReason.DONE]
-    assert lost and all(rollout.stop is StopReason.TOOL_FAILED and rollout.reason for rollout in lost)
-    assert all(rollout.reward is None for rollout in lost) and len(ended) == 2 + len(lost)
 
 
 async def test_stopped_stdio_server_loses_rollouts_that_are_made_again(tmp_path: Path) -> None:
+    """The server continues when the first rollout is lost."""
     command, args = stdio_command()
     servers = {"mcpServers": {"odd": {"command": command, "args": args}}}
     (tmp_path / "mcp_servers.json").write_text(json.dumps(servers))
     (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"server": "odd", "timeout_s": DEADLINE_S}]}))
+    ended: list[Rollout] = []
     with anyio.fail_after(PATIENCE_S):
         async with Gateway.load(tmp_path / "tools.yaml", tmp_path / "mcp_servers.json") as gateway:
             async with gateway.open() as session:
-                (part,) = (await session.call(ToolCall("1", "pid", "{}"))).parts
-            await assert_made_again(gateway, ECHO, int(getattr(part, "text", "")))
+                pid = int((await session.call(ToolCall("1", "pid", "{}"))).text)
+
+            async def keep(rollout: Rollout) -> None:
+                ended.append(rollout)
+                os.kill(pid, signal.SIGCONT)
+
+            engine = ScriptedEngine(script_by_task({"t": (render_calls(("echo", {"text": "still here"})), "done")}))
+            runner = RolloutRunner(engine, make_template(HERMES), gateway, RolloutLimits(rollout_tokens=100_000))
+            one_by_one = Admission(ConcurrencySettings(inflight_rollouts=1))
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                async with Scheduler(runner, 2, admission=one_by_one, sink=keep).submit(make_tasks("t")) as groups:
+                    (group,) = [group async for group in groups]
+            finally:
+                os.kill(pid, signal.SIGCONT)
             assert not gateway.sessions
-
-
-async def test_stopped_gateway_process_loses_rollouts_that_are_made_again() -> None:
-    with anyio.fail_after(PATIENCE_S), small_gateway() as served:
-        url = f"http://{served.host}:{served.port}"
-        async with RemoteGateway(url, timeout_s=DEADLINE_S) as gateway:
-            await assert_made_again(gateway, PICK, served.process.pid)
+    assert [rollout.stop for rollout in group.rollouts] == [StopReason.DONE] * 2
+    lost = [rollout for rollout in ended if rollout.stop is not StopReason.DONE]
+    assert lost and all(rollout.stop is StopReason.TOOL_FAILED and rollout.reason for rollout in lost)
+    assert all(rollout.reward is None for rollout in lost) and len(ended) == 2 + len(lost)
 
 
 async def test_call_that_a_stopped_gateway_gets_ends_at_its_deadline_and_later_ones_are_answered() -> None:
@@ -99,21 +77,3 @@ async def test_call_that_a_stopped_gateway_gets_ends_at_its_deadline_and_later_o
             assert result.outcome is Outcome.TIMEOUT and result.outcome.is_infrastructure
             while (result := await session.call(call)).outcome is not Outcome.OK:
                 assert result.outcome is Outcome.TIMEOUT, "on a machine that is busy"
-
-
-async def test_two_trainings_on_one_gateway_have_sessions_and_rollouts_of_their_own() -> None:
-    with anyio.fail_after(PATIENCE_S), small_gateway() as served:
-        url = f"http://{served.host}:{served.port}"
-        groups: list[Group] = []
-        remembering = (render_calls(("remember", {"word": "a"})), render_calls(("remember", {"word": "b"})), "done")
-
-        async def train() -> None:
-            async with RemoteGateway(url) as gateway:
-                groups.extend((await run_group(gateway, remembering))[0])
-
-        async with anyio.create_task_group() as trainings:
-            for _ in range(2):
-                trainings.start_soon(train)
-        contents = [str([entry.messages for entry in rollout.ledger]) for group in groups for rollout in group.rollouts]
-        assert len(contents) == 4 and len(set(contents)) == 1, "each sees only what it did itself"
-        assert '["a", "b"]' in contents[0] or "['a', 'b']" in contents[0]

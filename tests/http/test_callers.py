@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx2
 import pytest
 from mcp import Client
@@ -19,10 +18,9 @@ from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.http.callers import read_callers
 from gateway.http.settings import Settings
-from gateway.http.uvicorn_server import StopSignal, serve
 from gateway.serving import build_apps, settings_of
 from tests.http.api_client import ApiClient, http_sources
-from tests.waiting import PATIENCE_S
+from tests.live_server import live_server_async
 
 TOKENS = {name: name * 8 for name in ("alice", "bob", "ops")}
 CALLERS: dict[str, Any] = {
@@ -37,24 +35,11 @@ async def served(folder: Path) -> AsyncIterator[tuple[str, dict[str, ApiClient]]
     """A gateway with three callers; gives its address, and a client of each."""
     file = folder / "callers.json"
     file.write_text(json.dumps(CALLERS))
-    settings, gateway, stop = Settings(port=0, callers=file), Gateway(http_sources()), StopSignal()
-    urls, ready = [], anyio.Event()
-
-    def note(url: str) -> None:
-        urls.append(url)
-        ready.set()
-
+    settings, gateway = Settings(port=0, callers=file), Gateway(http_sources())
     build, lifespans = build_apps(gateway, settings)
-    async with anyio.create_task_group() as tasks:
-
-        async def run() -> None:
-            await serve(gateway, settings, stop=stop, ready=note, build=build, background=lifespans)
-
-        tasks.start_soon(run)
-        with anyio.fail_after(PATIENCE_S):
-            await ready.wait()
-            yield urls[0], {name: ApiClient(urls[0], authorization=f"Bearer {token}") for name, token in TOKENS.items()}
-        stop()
+    async with live_server_async(lambda: gateway, settings, build=build, background=lifespans) as server:
+        bearers = {name: f"Bearer {token}" for name, token in TOKENS.items()}
+        yield server.url, {name: ApiClient(server.url, authorization=bearer) for name, bearer in bearers.items()}
 
 
 async def listed(client: ApiClient) -> set[str]:

@@ -16,10 +16,9 @@ from gateway.client import RemoteGateway
 from gateway.errors import GatewayError, SessionError, Unavailable
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
-from gateway.native.function import FunctionTool
 from gateway.types import Outcome, Task
 from tests.http.api_client import HangingTool, http_sources
-from tests.live_server import live_server_async
+from tests.live_server import LiveServer, live_server_async
 from tests.toolset_conformance.sample_tools import make_call
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -112,13 +111,8 @@ async def test_opening_a_session_waits_for_a_gateway_that_is_started_again() -> 
         await remote.__aexit__(None, None, None)
 
 
-async def test_cancelling_a_call_cancels_it_on_the_server() -> None:
-    hanging = HangingTool()
-    async with (
-        live_server_async(lambda: Gateway(http_sources(FunctionTool(hanging.hang)))) as server,
-        RemoteGateway(server.url) as gateway,
-        gateway.open() as session,
-    ):
+async def test_cancelling_a_call_cancels_it_on_the_server(server: LiveServer, hanging: HangingTool) -> None:
+    async with RemoteGateway(server.url) as gateway, gateway.open() as session:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(session.call, make_call("hang"))
             await wait_until(hanging.started.is_set)
@@ -127,12 +121,8 @@ async def test_cancelling_a_call_cancels_it_on_the_server() -> None:
         assert (await session.call(make_call("add", '{"a": 1}'))).text == "1"
 
 
-async def test_expired_session_raises_session_error() -> None:
-    async with (
-        live_server_async(lambda: Gateway(http_sources())) as server,
-        RemoteGateway(server.url) as gateway,
-        gateway.open(Task(ttl_s=0.05)) as session,
-    ):
+async def test_expired_session_raises_session_error(server: LiveServer) -> None:
+    async with RemoteGateway(server.url) as gateway, gateway.open(Task(ttl_s=0.05)) as session:
         await wait_until(lambda: session.id not in server.gateway.sessions)
         with pytest.raises(SessionError, match="no such session"):
             await session.call(make_call("add", '{"a": 1}'))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jsonschema_rs
@@ -26,16 +25,3 @@ def test_openapi_references_resolve_and_schemas_are_valid() -> None:
     assert {reference.removeprefix("#/components/schemas/") for reference in references(spec)} <= set(schemas)
     for schema in schemas.values():
         jsonschema_rs.meta.validate(schema)
-
-
-def test_operation_ids_are_unique_and_paths_declared() -> None:
-    operations = [
-        (path, operation)
-        for path, methods in openapi_document(OPERATIONS)["paths"].items()
-        for operation in methods.values()
-    ]
-    names = [operation["operationId"] for _, operation in operations]
-    assert len(set(names)) == len(names)
-    for path, operation in operations:
-        declared = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"}
-        assert declared == set(re.findall(r"{(\w+)}", path))

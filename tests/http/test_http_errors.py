@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import anyio
 import httpx2
 import pytest
 
 from gateway.gateway import Gateway
-from gateway.native.native_toolset import NativeToolset
-from gateway.tool_table import Source
-from gateway.toolset import Session
-from gateway.types import Task
-from tests.http.api_client import ApiClient, http_sources
-from tests.live_server import LiveServer, live_server_async
+from tests.http.api_client import ApiClient
+from tests.live_server import LiveServer
 from tests.waiting import PATIENCE_S, wait_until
 
 
-class Broken(NativeToolset):
-    """Cannot open a session."""
+async def test_unexpected_error_is_a_500_without_details(
+    client: ApiClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError("password=hunter2")
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__([])
-        self.error = error
-        self.specs = http_sources()[0].toolset.specs
-
-    @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Session]:
-        raise self.error
-        yield
-
-
-async def begun(error: Exception) -> httpx2.Response:
-    async with live_server_async(lambda: Gateway([Source("broken", Broken(error))])) as server:
-        return await ApiClient(server.url)("POST", "/v1/sessions", {})
-
-
-async def test_unexpected_error_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)
-    answer = await begun(RuntimeError("password=hunter2"))
+    monkeypatch.setattr(Gateway, "begin", fail)
+    answer = await client("POST", "/v1/sessions", {})
     assert answer.status_code == 500
     assert answer.json() == {"error": {"type": "internal", "message": "The gateway failed; its log says why."}}
     assert "/v1/sessions failed" in caplog.text

@@ -8,12 +8,9 @@ import anyio
 import httpx2
 
 from gateway.gateway import Gateway
-from gateway.native.native_toolset import NativeToolset
 from gateway.session import GatewaySession
-from gateway.tool_table import Source
 from tests.http.api_client import ApiClient, HangingTool, http_sources
 from tests.live_server import LiveServer, live_server_async
-from tests.toolset_conformance.sample_tools import Judge, make_judge
 from tests.waiting import PATIENCE_S, wait_until
 
 SOLVED = [{"role": "assistant", "content": "#### 42"}]
@@ -22,14 +19,7 @@ SOLVED = [{"role": "assistant", "content": "#### 42"}]
 async def test_interaction_arguments_may_be_given_with_its_name(client: ApiClient) -> None:
     id = await client.begin(feedback={"name": "gsm8k", "ground_truth": "42"})
     feedback = (await client("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
-    assert feedback == {
-        "done": True,
-        "message": "Your response is correct!",
-        "score": 1.0,
-        "metadata": {},
-        "outcome": "ok",
-        "reason": None,
-    }
+    assert (feedback["done"], feedback["score"], feedback["outcome"]) == (True, 1.0, "ok")
 
 
 async def test_feedback_without_interactions_is_a_conflict() -> None:
@@ -61,10 +51,9 @@ async def test_session_does_not_expire_during_a_call(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(client.call, id, "hang")
         await wait_until(hanging.started.is_set)
-        server.gateway.sessions[
-            id
-        ].ttl_s = 0.05  # It could have expired before the call, with so little from the start.
-        assert server.gateway.sessions[id].remaining_s == 0.05
+        session = server.gateway.sessions[id]
+        session.ttl_s = 0.05  # It could have expired before the call, with so little from the start.
+        assert session.remaining_s == 0.05
         tasks.cancel_scope.cancel()
     await wait_until(lambda: id not in server.gateway.sessions)
 
@@ -121,25 +110,7 @@ async def test_failure_to_open_a_session_is_explained(client: ApiClient) -> None
         ({"tool": ["add"]}, 422, "Extra inputs are not permitted"),
         ({"ttl_s": -1}, 422, "greater than 0"),
         ({"ttl_s": "60"}, 422, "valid number"),
-        ({"strict": 1}, 422, "valid boolean"),
-        ({"tools": "add"}, 422, "valid array"),
-        ({"form": None}, 422, "Input should be 'openai' or 'spec'"),
         ({"feedback": {"ground_truth": 1}}, 422, "valid string"),
     ):
         answer = await client("POST", "/v1/sessions", wanted)
         assert answer.status_code == status and message in answer.json()["error"]["message"]
-
-
-async def test_stopping_the_server_releases_all_sessions() -> None:
-    tool = make_judge()
-    judge: Judge = tool.tool  # type: ignore[assignment]
-
-    def make() -> Gateway:
-        return Gateway([Source("judge", NativeToolset([tool]))])
-
-    async with live_server_async(make) as server:
-        client = ApiClient(server.url)
-        await client.begin()
-        await client.begin()
-        assert judge.released == []
-    assert len(judge.released) == 2

@@ -28,22 +28,18 @@ def _make(turn: WriteTurn | None = None) -> tuple[JoinedWrites, _Transport]:
     return JoinedWrites(transport, asyncio.get_running_loop(), turn or WriteTurn()), transport
 
 
-async def test_head_and_body_of_one_turn_are_sent_together_and_once() -> None:
+async def test_head_and_body_are_sent_together_and_a_head_alone_in_the_next_turn() -> None:
     joined, transport = _make()
     joined.write(b"head")
     joined.write(b"body")
     await asyncio.sleep(0)
     assert transport.sent == [b"headbody"]
-
-
-async def test_head_without_a_body_is_sent_in_the_next_turn() -> None:
-    joined, transport = _make()
     joined.write(b"head")
-    assert transport.sent == []
+    assert transport.sent == [b"headbody"]
     await asyncio.sleep(0)
     joined.write(b"piece")
     await asyncio.sleep(0)
-    assert transport.sent == [b"head", b"piece"]
+    assert transport.sent == [b"headbody", b"head", b"piece"]
 
 
 async def test_what_waits_is_sent_before_the_connection_closes() -> None:

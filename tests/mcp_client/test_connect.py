@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import anyio
@@ -20,10 +21,6 @@ from tests.servers.start_server import free_port, serve_misbehaving, stdio_comma
 from tests.waiting import PATIENCE_S, loop_clock, wait_until
 
 all_transports = pytest.mark.parametrize("transport", TRANSPORTS)
-
-
-def python_server(code: str, **config: object) -> Server:
-    return Server(command=sys.executable, args=("-c", code), **config)  # type: ignore[arg-type]
 
 
 @all_transports
@@ -61,24 +58,6 @@ async def test_child_process_limit_holds_for_all_servers_together() -> None:
         assert "no slot for another child process" in second.status.reason
 
 
-async def test_exited_process_is_reported_with_code_and_stderr() -> None:
-    config = python_server("import sys; sys.stderr.write('no API key given'); sys.exit(9)")
-    async with open_toolset(config) as server:
-        status = server.status
-        assert status.state == "down"
-        assert "exited with 9" in status.reason and "no API key given" in status.reason
-        assert (await call_tool(server, "echo")).outcome is Outcome.INVALID
-
-
-@pytest.mark.parametrize(
-    "config", [{"command": "/no/such/program"}, {"command": sys.executable, "cwd": Path("/no/such")}]
-)
-async def test_unstartable_program_is_reported(config: dict[str, object]) -> None:
-    async with open_toolset(Server(**config)) as server:  # type: ignore[arg-type]
-        assert server.status.state == "down"
-        assert "cannot start" in server.status.reason and "`command`" in server.status.remedy
-
-
 async def test_server_that_is_not_there_yet_is_not_taken_for_one_of_an_older_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,6 +75,13 @@ async def test_server_that_is_not_there_yet_is_not_taken_for_one_of_an_older_ver
     assert {*asked} == {"server/discover"}
 
 
+async def test_exited_process_is_reported_with_code_and_stderr() -> None:
+    code = "import sys; sys.stderr.write('no API key given'); sys.exit(9)"
+    async with open_toolset(Server(command=sys.executable, args=("-c", code))) as server:
+        assert server.status.state == "down"
+        assert "exited with 9" in server.status.reason and "no API key given" in server.status.reason
+
+
 @pytest.mark.parametrize("transport", ["sse", "http"])
 async def test_token_is_sent_but_never_shown(transport: str) -> None:
     async with misbehaving_toolset(transport, "--require-token", "s3cret", auth_token="s3cret") as server:
@@ -111,27 +97,23 @@ async def test_transport_of_a_bare_url_is_detected(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["sse", "http"])
-async def test_server_that_stops_and_returns_is_reconnected(transport: str) -> None:
-    port = free_port()
+async def test_server_that_stops_and_returns_is_reconnected(transport: Any) -> None:
+    serve = partial(serve_misbehaving, transport, "--listen-port", str(free_port()))
     with anyio.fail_after(60):
-        async with Services() as services:
-            async with serve_misbehaving(transport, "--listen-port", str(port)) as url:  # type: ignore[arg-type]
-                server = McpToolset("it", Server(url=url), services=services)
-                entered = await server.__aenter__()
-                specs = server.specs
-            try:
-                await call_until_unavailable(entered)
-                assert server.specs is specs
-                await wait_until(lambda: server.status.state == "stale")
-                assert "cannot connect" in server.status.reason
-                unavailable = await call_tool(server, "echo", text="x")
-                assert unavailable.outcome is Outcome.UNAVAILABLE
-                async with serve_misbehaving(transport, "--listen-port", str(port)):  # type: ignore[arg-type]
-                    await wait_until(lambda: server.status.state == "up", within_s=40)
-                    assert (await call_tool(server, "echo", text="back")).text == "back"
-                    assert server.specs is specs and server.status.reconnects >= 1
-            finally:
-                await server.__aexit__(None, None, None)
+        async with (
+            AsyncExitStack() as first,
+            open_toolset(Server(url=await first.enter_async_context(serve()))) as server,
+        ):
+            specs = server.specs
+            await first.aclose()
+            await call_until_unavailable(server)
+            assert server.specs is specs
+            await wait_until(lambda: server.status.state == "stale")
+            assert "cannot connect" in server.status.reason
+            async with serve():
+                await wait_until(lambda: server.status.state == "up", within_s=40)
+                assert (await call_tool(server, "echo", text="back")).text == "back"
+                assert server.specs is specs and server.status.reconnects >= 1
 
 
 async def call_until_unavailable(server: McpToolset) -> None:
@@ -142,17 +124,15 @@ async def call_until_unavailable(server: McpToolset) -> None:
 
 
 async def test_session_forgotten_by_the_server_is_reopened() -> None:
-    port = free_port()
+    serve = partial(serve_misbehaving, "http", "--listen-port", str(free_port()))
     with anyio.fail_after(60):
-        async with Services() as services:
-            async with serve_misbehaving("http", "--listen-port", str(port)) as url:
-                server = McpToolset("it", Server(url=url), services=services)
-                await server.__aenter__()
-            try:
-                async with serve_misbehaving("http", "--listen-port", str(port)):
-                    first = await call_tool(server, "echo", text="x")
-                    assert first.outcome in (Outcome.UNAVAILABLE, Outcome.UNKNOWN)
-                    await wait_until(lambda: server.status.reconnects == 1)
-                    assert (await call_tool(server, "echo", text="again")).text == "again"
-            finally:
-                await server.__aexit__(None, None, None)
+        async with (
+            AsyncExitStack() as first,
+            open_toolset(Server(url=await first.enter_async_context(serve()))) as server,
+        ):
+            await first.aclose()
+            async with serve():
+                lost = await call_tool(server, "echo", text="x")
+                assert lost.outcome in (Outcome.UNAVAILABLE, Outcome.UNKNOWN)
+                await wait_until(lambda: server.status.reconnects == 1)
+                assert (await call_tool(server, "echo", text="again")).text == "again"

@@ -72,21 +72,6 @@ async def connect_to_server() -> AsyncIterator[tuple[CountingServer, httpx2.Asyn
             tasks.cancel_scope.cancel()
 
 
-async def test_concurrent_requests_use_own_connections_and_return_them() -> None:
-    async with connect_to_server() as (server, client):
-        server.release = anyio.Event()
-        for _ in range(2):
-            async with anyio.create_task_group() as tasks:
-                before = server.request_count
-                for _ in range(4):
-                    tasks.start_soon(client.get, server.url)
-                while server.request_count < before + 4:  # noqa: ASYNC110 - bounded above; the server is a loop of its own
-                    await anyio.sleep(0.001)
-                server.release.set()
-            server.release = anyio.Event()
-        assert len(server.streams) == 4
-
-
 async def test_idle_connection_of_an_origin_that_is_never_used_again_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.mcp_client.http_client._KEEPALIVE_S", 0.01)
     async with connect_to_server() as (server, _), Services() as services:
@@ -195,7 +180,6 @@ async def test_the_answer_of_a_server_that_stopped_reading_is_read() -> None:
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", "ok", False),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", "ok", False),
         (ANSWER + ANSWER, "ok", False),
-        (ANSWER + b"and more", "ok", False),
         (ANSWER + b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nok", "ok", False),
         (b"HTTP/1.1 199 Nearly\r\nContent-Length: 5\r\n\r\nhello" + ANSWER, "ok", True),
         (b"HTTP/1.1 200 OK\r\n\r\nok\0", "ok", False),
@@ -204,7 +188,6 @@ async def test_the_answer_of_a_server_that_stopped_reading_is_read() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\nok", None, False),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", None, False),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: a\r\nConnection: upgrade\r\n\r\n", None, False),
-        (b"HTTP/1.1 2", None, False),
         (b"hello\r\n\r\n", None, False),
         (b"\0", None, False),
         (b"HTTP/1.1 000 Nothing\r\nContent-Length: 2\r\n\r\nok", "ok", True),

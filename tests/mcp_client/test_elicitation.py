@@ -10,12 +10,11 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.build import build_plan
 from gateway.config.server_auth import Answers
 from gateway.elicitation import ElicitationAnswers
 from gateway.errors import RequestDeclined
 from gateway.gateway import Gateway
-from gateway.types import Context, Feedback, Outcome, Text, ToolCall, ToolResult
+from gateway.types import Context, Feedback, Outcome, Text, ToolCall
 from tests.conftest import Write
 from tests.servers.forked_server import forked_command
 
@@ -76,7 +75,6 @@ async def test_questions_that_are_no_form_are_declined(params: dict[str, Any]) -
         ("no", {"gift": {"type": "boolean"}}, {"gift": False}),
         ("12", {"count": {"type": "integer"}}, {"count": 12}),
         ("2.5", {"weight": {"type": "number"}}, {"weight": 2.5}),
-        ("Ada", {"name": {"type": "string"}}, {"name": "Ada"}),
         ('{"a": "x", "b": 2, "c": 3}', {"a": {"type": "string"}, "b": {"type": "integer"}}, {"a": "x", "b": 2}),
         ("perhaps", {"gift": {"type": "boolean"}}, None),
         ("many", {"count": {"type": "integer"}}, None),
@@ -120,27 +118,14 @@ interaction:
 """
 
 
-async def call_asking_tool(write: Write, answers: object) -> tuple[ToolResult, int]:
-    """The result of a tool that asks for the caller's name, in a rollout; and how many rewards there are."""
-    command, args = forked_command(SERVER)
-    entry: dict[str, Any] = {"command": command, "args": args}
-    if answers is not None:
-        entry["answers"] = answers
-    servers = write("mcp_servers.json", json.dumps({"mcpServers": {"shop": entry}}))
-    plan = build_plan(write("tools/user.yaml", INTERACTION), servers)
-    with anyio.fail_after(60):
-        async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open() as session:
-            result = await session.call(ToolCall("1", ASK, "{}"))
-            return result, len(session.rewards)
-
-
 @pytest.mark.parametrize(("answers", "text"), [({"name": "Grace"}, "Hello, Grace!"), ("interaction", "Hello, Ada!")])
 async def test_tool_that_asks_in_a_rollout_gets_an_answer(write: Write, answers: object, text: str) -> None:
-    result, rewards = await call_asking_tool(write, answers)
+    command, args = forked_command(SERVER)
+    shop = {"command": command, "args": args, "answers": answers}
+    servers = write("mcp_servers.json", json.dumps({"mcpServers": {"shop": shop}}))
+    user = write("tools/user.yaml", INTERACTION)
+    with anyio.fail_after(60):
+        async with Gateway.load(user, servers) as gateway, gateway.open() as session:
+            result = await session.call(ToolCall("1", ASK, "{}"))
+            assert session.rewards == [], "the interaction's score is for the policy's turns"
     assert (result.outcome, result.text) == (Outcome.OK, text)
-    assert rewards == 0, "the interaction's score is for the policy's turns"
-
-
-async def test_tool_that_asks_and_gets_no_answer_ends_as_an_error(write: Write) -> None:
-    result, _ = await call_asking_tool(write, None)
-    assert result.outcome is Outcome.ERROR and "input that its caller cannot give" in result.text

@@ -30,13 +30,6 @@ def test_line_is_oversized_exactly_if_longer_than_max_bytes(parts: list[bytes], 
     assert [isinstance(line, OversizedLine) for line in parsed] == [len(line) > max_bytes for line in message]
 
 
-def test_endless_line_takes_bounded_memory() -> None:
-    lines = LineSplitter(1000)
-    for _ in range(5000):
-        assert lines.feed(b"x" * 1000) == []
-    assert len(lines._kept) < 2000
-
-
 @given(st.lists(st.text(alphabet="abc :", min_size=1, max_size=8), min_size=1, max_size=4), st.integers(1, 7))
 def test_events_do_not_depend_on_chunk_borders(data: list[str], step: int) -> None:
     wire = "".join(
@@ -55,11 +48,6 @@ def test_lines_of_events_end_with_any_line_end(end: str, step: int) -> None:
     data, events = wire.encode(), EventParser(10_000)
     parsed = [event for at in range(0, len(data), step) for event in events.feed(data[at : at + step])]
     assert parsed == [ServerSentEvent("message", b"a\nb", ""), ServerSentEvent("message", b"c", "1")]
-
-
-def test_event_size_is_bounded_over_all_its_lines() -> None:
-    (event,) = EventParser(10).feed(b"data: 123456\ndata: 123456\n\n")
-    assert isinstance(event.data, OversizedLine)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +73,6 @@ def test_json_is_parsed_as_the_message_it_is_meant_to_be(text: str, kind: type) 
 @pytest.mark.parametrize(
     ("data", "problem", "request_id"),
     [
-        (b"{", "not usable JSON", None),
         (b"[" * 9999, "nested deeper", None),
         (b'{"jsonrpc":"2.0","id":7,"result":{"a":"\xff"}}', "not UTF-8", 7),
         (b'{"result":{"id":1,"a":' + b"[" * 300 + b"]" * 300 + b'},"id":"x"}', "nested deeper than 200", "x"),

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import anyio
 import pytest
 
-from gateway.config.models import Server
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.types import Outcome, Task, ToolCall
-from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset, open_toolset
+from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset
 from tests.waiting import PATIENCE_S, wait_until
-
-PINGLESS_SERVER = """
-import json, sys
-for line in sys.stdin:
-    message = json.loads(line)
-    method = message.get("method")
-    info = {"name": "it", "version": "1"}
-    version = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
-    tools = {"tools": [{"name": "say", "inputSchema": {"type": "object"}}]}
-    said = {"content": [{"type": "text", "text": "said"}]}
-    results = {"initialize": version, "tools/list": tools, "tools/call": said}
-    if method in results:
-        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": results[method]}), flush=True)
-    elif method == "server/discover":
-        error = {"code": -32601, "message": "no such method"}
-        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}), flush=True)
-    elif method == "ping":
-        sys.stderr.write("asked\\n")
-        sys.stderr.flush()
-"""
-
 
 UNHURRIED = {"ping_timeout_s": PATIENCE_S}
 """A machine that stands still is not taken for a server that hangs."""
@@ -60,16 +35,12 @@ async def test_timeouts_in_a_row_restart_a_server_that_answers_pings(caplog: pyt
         assert "server 'it' is down: 2 calls in a row" in caplog.text
 
 
-async def test_server_that_ignores_pings_lives_while_it_lists_its_tools(tmp_path: Path) -> None:
-    file = tmp_path / "pingless.py"
-    file.write_text(PINGLESS_SERVER)
-    config = Server(command=sys.executable, args=(str(file),), ping_s=0.1, **UNHURRIED)
-    with anyio.fail_after(2 * PATIENCE_S):
-        async with open_toolset(config) as server:
-            (connection,) = server.pool.connections
-            heard_at = connection.health.heard_at
-            await wait_until(lambda: connection.health.heard_at > heard_at)
-            assert connection.is_usable and (await call_tool(server, "say")).text == "said"
+async def test_server_that_ignores_pings_lives_while_it_lists_its_tools() -> None:
+    async with misbehaving_toolset("stdio", "--ignore-pings", ping_s=0.1, **UNHURRIED) as server:
+        (connection,) = server.pool.connections
+        heard_at = connection.health.heard_at
+        await wait_until(lambda: connection.health.heard_at > heard_at)
+        assert connection.is_usable and (await call_tool(server, "echo", text="here")).text == "here"
 
 
 async def test_hung_server_of_one_session_is_ended_and_the_session_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -170,16 +170,3 @@ def test_file_that_cannot_be_used_is_named_at_the_start(tmp_path: Path, name: st
         (tmp_path / "file.pem").write_text(content)
     with pytest.raises(ConfigError, match=rf"(?s){name}.*file\.pem cannot be used.*remedy"):
         Gateway.load(None, write_servers(tmp_path, {"url": "https://127.0.0.1:1/mcp", name: "file.pem"}))
-
-
-@pytest.mark.parametrize(
-    ("entry", "problem"),
-    [
-        ({"url": "https://a.test/mcp", "proxy": "socks5://a"}, "begin it with http:// or https://"),
-        ({"url": "https://a.test/mcp", "key_file": "a"}, "give both, or remove `key_file`"),
-        ({"command": "a", "proxy": "http://a"}, "`proxy` belongs to a server with `url`"),
-    ],
-)
-def test_wrong_settings_say_what_to_do(tmp_path: Path, entry: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        Gateway.load(None, write_servers(tmp_path, entry))

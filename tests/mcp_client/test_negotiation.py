@@ -43,7 +43,6 @@ HANDSHAKE_METHODS = ["initialize", "notifications/initialized"]
     "answer",
     [
         MCPError(-32601, "method not found"),
-        MCPError(-32001, "timed out"),
         {"supportedVersions": ["2025-11-25"], "capabilities": {}},
         {"strange": True},
         unsupported_version("2025-11-25"),

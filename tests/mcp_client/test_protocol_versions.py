@@ -62,33 +62,6 @@ async def decline_request(method: str, params: Mapping[str, Any]) -> Mapping[str
     raise RequestDeclined("nobody is at the desk")
 
 
-async def test_modern_input_request_is_answered_by_the_caller() -> None:
-    async with everything_toolset("http") as server:
-        sampled = await call_tool(server, "test_sampling", Context(answer_request=answer_request), prompt="What is it?")
-        assert sampled.text == "LLM response: forty-two"
-        elicited = await call_tool(server, "test_elicitation", Context(answer_request=answer_request), message="Who?")
-        assert "action=accept" in elicited.text and "ada" in elicited.text
-
-
-async def test_progress_and_log_messages_reach_their_call() -> None:
-    progress: list[tuple[float, float | None, str | None]] = []
-    logged: list[Any] = []
-
-    async def on_progress(done: float, total: float | None, message: str | None) -> None:
-        progress.append((done, total, message))
-
-    async def on_log(method: str, params: Mapping[str, Any]) -> None:
-        logged.append(params["data"])
-
-    async with everything_toolset("http") as server:
-        await call_tool(server, "test_tool_with_progress", Context(on_progress=on_progress))
-        await wait_until(lambda: len(progress) == 3)
-        assert (100, 100, "100 of 100") in progress
-        assert await server.request("logging/setLevel", {"level": "info"}) == {}
-        await call_tool(server, "test_tool_with_logging", Context(on_log=on_log))
-        await wait_until(lambda: len(logged) == 3)
-
-
 @modern_transports
 async def test_modern_server_change_notifications_arrive(transport: str) -> None:
     methods: list[str] = []

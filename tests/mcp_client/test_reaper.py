@@ -56,13 +56,6 @@ async def test_no_process_is_left_when_the_gateway_is_killed(signal_number: sign
     await wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
-async def test_server_that_ignores_sigterm_is_killed_with_its_children() -> None:
-    async with misbehaving_toolset("stdio", "--ignore-term") as server:
-        pids = [int((await call_tool(server, tool)).text) for tool in ("pid", "spawn_grandchild")]
-        assert all(is_alive(pid) for pid in pids)
-    await wait_until(lambda: not any(is_alive(pid) for pid in pids))
-
-
 @pytest.mark.parametrize("end", ["the session closes", "the server is killed"])
 async def test_no_daemon_of_a_server_is_left(end: str) -> None:
     """They left its process group and session, cleared their environment, and have no parent."""

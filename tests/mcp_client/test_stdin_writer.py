@@ -37,21 +37,6 @@ def request(number: int) -> JSONRPCRequest:
     return JSONRPCRequest(jsonrpc="2.0", id=number, method="tools/call", params={"text": "x" * 1000})
 
 
-async def test_a_server_that_reads_late_gets_every_line_whole_and_in_order() -> None:
-    writer, received = StdinWriter(OpenRequests()), b""
-    with pipe() as (read, write), anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(writer.run, write)
-            for number in range(COUNT):
-                tasks.start_soon(writer.send, request(number), {})
-            await anyio.wait_all_tasks_blocked()
-            while received.count(b"\n") < COUNT:
-                received += await read.receive()
-            tasks.cancel_scope.cancel()
-    ids = [message.id for line in received.splitlines() for message in parse_messages(line)]  # type: ignore[union-attr]
-    assert ids == list(range(COUNT))
-
-
 @coroutine
 def count_waits(code: Coroutine[Any, Any, None], waits: Counter[int], number: int) -> Generator[Any, Any, None]:
     """Awaits code that is not cancelled, and counts how often it waits."""
@@ -60,8 +45,8 @@ def count_waits(code: Coroutine[Any, Any, None], waits: Counter[int], number: in
         yield waited
 
 
-async def test_a_caller_waits_once_for_room_however_many_wait() -> None:
-    writer, waits, received = StdinWriter(OpenRequests()), Counter[int](), 0
+async def test_a_server_that_reads_late_gets_lines_whole_and_in_order_and_each_caller_waits_once() -> None:
+    writer, waits, received = StdinWriter(OpenRequests()), Counter[int](), b""
 
     async def send(number: int) -> None:
         await count_waits(writer.send(request(number), {}), waits, number)
@@ -71,9 +56,12 @@ async def test_a_caller_waits_once_for_room_however_many_wait() -> None:
             tasks.start_soon(writer.run, write)
             for number in range(COUNT):
                 tasks.start_soon(send, number)
-            while received < COUNT:
-                received += (await read.receive()).count(b"\n")
+            await anyio.wait_all_tasks_blocked()
+            while received.count(b"\n") < COUNT:
+                received += await read.receive()
             tasks.cancel_scope.cancel()
+    ids = [message.id for line in received.splitlines() for message in parse_messages(line)]  # type: ignore[union-attr]
+    assert ids == list(range(COUNT))
     assert waits and max(waits.values()) == 1
 
 

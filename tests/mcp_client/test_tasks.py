@@ -1,132 +1,86 @@
-"""Tests of calls that a server answers with a task, which is polled, with a real server over stdio and HTTP."""
+"""Tests of calls that a server answers with a task, which is polled, with a real server."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from gateway.gateway import Gateway
 from gateway.types import Context, Outcome, ToolCall, ToolResult
 from tests.conftest import Write
-from tests.servers.forked_server import forked_command
-from tests.servers.start_server import kill_process_group
 from tests.waiting import PATIENCE_S, wait_until
 
 SERVER = '''
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 
-import uvicorn
-from mcp.server import MCPServer
-from mcp.server.extension import Extension, MethodBinding
-from mcp_types import RequestParams
-
 TASKS = "io.modelcontextprotocol/tasks"
 NOW = "2026-01-01T00:00:00Z"
+QUESTION = {"message": "Colour?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}
+polls, answers = {}, {}
 
+def describe(kind):
+    times = {"createdAt": NOW, "lastUpdatedAt": NOW, "ttlMs": 60000, "pollIntervalMs": 50}
+    return {"taskId": kind, "status": "working", **times}
 
-class TaskParams(RequestParams):
-    task_id: str
-    input_responses: dict | None = None
+def get(kind):
+    """A task works for two polls, and does what its kind says then."""
+    polls[kind] += 1
+    state = describe(kind)
+    if kind == "dies":
+        os._exit(3)
+    if kind == "endless" or polls[kind] < 3:
+        return {**state, "statusMessage": f"step {polls[kind]}"}
+    if kind == "asks" and kind not in answers:
+        requests = {"q": {"method": "elicitation/create", "params": QUESTION}}
+        return {**state, "status": "input_required", "inputRequests": requests}
+    text = json.dumps(answers.pop(kind)) if kind in answers else f"done after {polls[kind]} polls"
+    return {**state, "status": "completed", "result": {"content": [{"type": "text", "text": text}]}}
 
+def answer(method, params):
+    match method:
+        case "server/discover":
+            return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}, "extensions": {TASKS: {}}}}
+        case "tools/list":
+            return {"tools": [{"name": "work", "inputSchema": {"type": "object"}}]}
+        case "tools/call" if TASKS in str(params["_meta"]):
+            polls[params["arguments"]["kind"]] = 0
+            return {"resultType": "task", **describe(params["arguments"]["kind"])}
+        case "tasks/get":
+            return get(params["taskId"])
+        case "tasks/update":
+            answers[params["taskId"]] = params["inputResponses"]
+            return {}
+        case "tasks/cancel":
+            Path(sys.argv[1]).write_text(params["taskId"])
+            return {}
 
-class Tasks(Extension):
-    """Answers each call with a task that ends after some polls, as its `kind` says."""
-
-    identifier = TASKS
-
-    def __init__(self):
-        self.tasks = {}
-        self.cancelled = Path(sys.argv[1])
-
-    async def intercept_tool_call(self, params, ctx, call_next):
-        declared = (ctx.meta or {}).get("io.modelcontextprotocol/clientCapabilities") or {}
-        if TASKS not in (declared.get("extensions") or {}):
-            return await call_next(ctx)
-        kind = params.arguments["kind"]
-        self.tasks[kind] = {"kind": kind, "polls": 0, "answer": None}
-        return {"resultType": "task", **self.state(kind)}
-
-    def state(self, task_id):
-        times = {"createdAt": NOW, "lastUpdatedAt": NOW, "ttlMs": 60000, "pollIntervalMs": 50}
-        return {"taskId": task_id, "status": "working", **times}
-
-    async def get(self, ctx, params):
-        task = self.tasks[params.task_id]
-        task["polls"] += 1
-        state = self.state(params.task_id)
-        if task["kind"] == "dies":
-            os._exit(3)
-        if task["kind"] == "endless" or task["polls"] < 3:
-            return {**state, "statusMessage": f"step {task['polls']}"}
-        if task["kind"] == "fails":
-            return {**state, "status": "failed", "error": {"code": -32050, "message": "the disk is full"}}
-        if task["kind"] == "cancelled":
-            return {**state, "status": "cancelled"}
-        if task["kind"] == "asks" and task["answer"] is None:
-            params = {"message": "Colour?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}
-            requests = {"q": {"method": "elicitation/create", "params": params}}
-            return {**state, "status": "input_required", "inputRequests": requests}
-        text = json.dumps(task["answer"]) if task["answer"] else f"done after {task['polls']} polls"
-        return {**state, "status": "completed", "result": {"content": [{"type": "text", "text": text}]}}
-
-    async def update(self, ctx, params):
-        self.tasks[params.task_id]["answer"] = params.input_responses
-        return {}
-
-    async def cancel(self, ctx, params):
-        self.cancelled.write_text(params.task_id)
-        return {}
-
-    def methods(self):
-        handlers = {"tasks/get": self.get, "tasks/update": self.update, "tasks/cancel": self.cancel}
-        return [MethodBinding(name, TaskParams, handler) for name, handler in handlers.items()]
-
-
-server = MCPServer("slow", extensions=[Tasks()])
-
-@server.tool()
-def work(kind: str) -> str:
-    return "done at once"
-
-if sys.argv[2] == "stdio":
-    server.run("stdio")
-else:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        print(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-        config = uvicorn.Config(server.streamable_http_app(), log_level="error")
-        uvicorn.Server(config).run(sockets=[listener])
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" in request:
+        result = answer(request["method"], request.get("params", {}))
+        ended = {"error": {"code": -32601, "message": "none"}} if result is None else {"result": result}
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **ended}), flush=True)
 '''
 
 
 @asynccontextmanager
-async def _open(write: Write, transport: str, timeout_s: float = 30) -> AsyncIterator[tuple[Any, Path]]:
+async def _open(write: Write, timeout_s: float = 30) -> AsyncIterator[tuple[Any, Path]]:
     script = write("slow_server.py", SERVER)
     cancelled = script.with_name("cancelled")
-    command, args = forked_command(script, str(cancelled), transport)
-    async with AsyncExitStack() as stack:
-        server: dict[str, Any] = {"command": command, "args": args}
-        if transport == "http":
-            process = await anyio.open_process([command, *args], stdin=None, stderr=None, start_new_session=True)
-            stack.push_async_callback(kill_process_group, process)
-            assert process.stdout is not None
-            with anyio.fail_after(60):
-                line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", 200)
-            server = {"url": line.decode()}
-        file = write("servers.json", json.dumps({"mcpServers": {"slow": {**server, "timeout_s": timeout_s}}}))
-        with anyio.fail_after(60):
-            async with Gateway.load(None, file) as gateway, gateway.open() as session:
-                yield session, cancelled
+    server = {"command": sys.executable, "args": [str(script), str(cancelled)], "timeout_s": timeout_s}
+    file = write("servers.json", json.dumps({"mcpServers": {"slow": server}}))
+    with anyio.fail_after(60):
+        async with Gateway.load(None, file) as gateway, gateway.open() as session:
+            yield session, cancelled
 
 
 async def _call(session: Any, kind: str, **context: Any) -> ToolResult:
@@ -138,26 +92,24 @@ def has_text(file: Path, text: str) -> bool:
     return file.exists() and file.read_text() == text
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_task_is_polled_to_its_result_with_progress(write: Write, transport: str) -> None:
+async def test_task_is_polled_to_its_result_with_progress(write: Write) -> None:
     heard: list[tuple[float, str | None]] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         heard.append((progress, message))
 
-    async with _open(write, transport) as (session, cancelled):
+    async with _open(write) as (session, cancelled):
         result = await _call(session, "works", on_progress=on_progress)
     assert (result.outcome, result.text) == (Outcome.OK, "done after 3 polls")
     assert heard == [(1, "step 1"), (2, "step 2")]
     assert not cancelled.exists()
 
 
-@pytest.mark.parametrize("transport", ["http"])
-async def test_question_of_a_task_is_answered_by_the_caller_or_ends_the_task(write: Write, transport: str) -> None:
+async def test_question_of_a_task_is_answered_by_the_caller_or_ends_the_task(write: Write) -> None:
     async def answer(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         return {"action": "accept", "content": {"colour": params["message"]}}
 
-    async with _open(write, transport) as (session, cancelled):
+    async with _open(write) as (session, cancelled):
         result = await _call(session, "asks", answer_request=answer)
         assert not cancelled.exists()
         refused = await _call(session, "asks")
@@ -167,15 +119,14 @@ async def test_question_of_a_task_is_answered_by_the_caller_or_ends_the_task(wri
     assert "needs input that its caller cannot give" in refused.text
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
-async def test_task_is_cancelled_at_the_calls_deadline(write: Write, transport: str) -> None:
+async def test_task_is_cancelled_at_the_calls_deadline(write: Write) -> None:
     for timeout_s in (3.0, PATIENCE_S / 2):  # A machine that is busy may not even begin the task in time.
         begun = anyio.Event()
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             begun.set()  # noqa: B023 - of the call that is under way
 
-        async with _open(write, transport, timeout_s=timeout_s) as (session, cancelled):
+        async with _open(write, timeout_s=timeout_s) as (session, cancelled):
             result = await _call(session, "endless", on_progress=on_progress)
             assert result.outcome is Outcome.TIMEOUT
             if begun.is_set():
@@ -184,8 +135,7 @@ async def test_task_is_cancelled_at_the_calls_deadline(write: Write, transport: 
     raise AssertionError("no task began in time")
 
 
-@pytest.mark.parametrize("transport", ["stdio"])
-async def test_task_of_a_server_that_dies_ends_as_unknown(write: Write, transport: str) -> None:
-    async with _open(write, transport) as (session, _):
+async def test_task_of_a_server_that_dies_ends_as_unknown(write: Write) -> None:
+    async with _open(write) as (session, _):
         result = await _call(session, "dies")
     assert result.outcome is Outcome.UNKNOWN

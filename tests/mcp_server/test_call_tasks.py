@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import mcp_types as types
 import pytest
 
@@ -17,6 +15,7 @@ from gateway.gateway import Gateway
 from gateway.mcp_server import call_tasks, resumable_calls
 from gateway.types import Context, Outcome, ToolCall
 from tests.conftest import Write
+from tests.http.api_client import HangingTool
 from tests.live_server import live_server_async
 from tests.mcp_server.clients import native_source, serve_gateway
 from tests.mcp_server.task_client import TASKS, TaskClient, connect_over_http, connect_over_stdio
@@ -50,33 +49,13 @@ async def connect(write: Write, transport: str) -> AsyncIterator[TaskClient]:
         yield await stack.enter_async_context(connecting)
 
 
-class Hanging:
-    """A tool that never ends by itself, and knows whether its call has ended."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-
-    async def hang(self) -> str:
-        """Never ends."""
-        try:
-            await anyio.sleep_forever()
-        finally:
-            self.ended.set()
-        return ""
-
-
 @asynccontextmanager
-async def connect_to_hanging(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[TaskClient, Hanging, str]]:
+async def connect_to_hanging(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[TaskClient, HangingTool]]:
     """A client of a gateway with a hanging tool, whose calls become tasks soon."""
     monkeypatch.setattr(resumable_calls, "TASK_AFTER_S", 0.05)
-    tool = Hanging()
-
-    async def hang() -> str:
-        """Never ends."""
-        return await tool.hang()
-
-    async with serve_gateway(lambda: [native_source(hang)]) as (url, _), connect_over_http(url) as client:
-        yield client, tool, url
+    tool = HangingTool()
+    async with serve_gateway(lambda: [native_source(tool.hang)]) as (url, _), connect_over_http(url) as client:
+        yield client, tool
 
 
 @each_transport
@@ -97,54 +76,41 @@ async def test_questions_of_a_task_are_answered_one_by_one(write: Write) -> None
     async with connect(write, "http") as client:
         task_id = (await client.call("multi_input"))["taskId"]
         asking = await client.poll(task_id, "input_required")
-        assert {key: request["method"] for key, request in asking["inputRequests"].items()} == {
-            "first": "elicitation/create",
-            "second": "elicitation/create",
-        }
+        requests = {key: request["method"] for key, request in asking["inputRequests"].items()}
+        assert requests == dict.fromkeys(("first", "second"), "elicitation/create")
         await client.on_task("update", task_id, inputResponses={"first": YES, "unknown": YES})
         assert (await client.on_task("get", task_id))["inputRequests"].keys() == {"second"}
         await client.on_task("update", task_id, inputResponses={"second": YES})
         assert (await client.poll(task_id, "completed"))["result"]["content"][0]["text"] == "2 answers."
 
 
-async def test_cancelled_task_stays_cancelled(write: Write) -> None:
-    async with connect(write, "http") as client:
-        task_id = (await client.call("slow_compute", {"seconds": 60}))["taskId"]
-        await client.on_task("cancel", task_id)
-        task = await client.on_task("get", task_id)
-        assert task["status"] == "cancelled" and not task.keys() & {"result", "error", "inputRequests"}
-
-
 async def test_unknown_tasks_methods_and_wrong_headers_are_refused(write: Write) -> None:
     async with connect(write, "http") as client:
-        refused = {
-            "unknown": await client.request("tasks/get", {"taskId": "unknown"}),
-            "header": await client.request("tasks/get", {"taskId": "unknown"}, **{"mcp-name": "other"}),
-            "list": await client.request("tasks/list", {}),
-            "result": await client.request("tasks/result", {"taskId": "unknown"}),
-        }
-    assert {name: answer["error"]["code"] for name, answer in refused.items()} == {
-        "unknown": types.INVALID_PARAMS,
-        "header": types.HEADER_MISMATCH,
-        "list": types.METHOD_NOT_FOUND,
-        "result": types.METHOD_NOT_FOUND,
-    }
+        refused = [
+            await client.request("tasks/get", {"taskId": "unknown"}),
+            await client.request("tasks/get", {"taskId": "unknown"}, **{"mcp-name": "other"}),
+            await client.request("tasks/list", {}),
+        ]
+    codes = [types.INVALID_PARAMS, types.HEADER_MISMATCH, types.METHOD_NOT_FOUND]
+    assert [answer["error"]["code"] for answer in refused] == codes
 
 
 async def test_cancelling_a_task_cancels_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connect_to_hanging(monkeypatch) as (client, tool, _):
+    async with connect_to_hanging(monkeypatch) as (client, tool):
         task = await client.call("hang")
-        assert task["resultType"] == "task" and not tool.ended.is_set()
+        assert task["resultType"] == "task" and not tool.cancelled.is_set()
         await client.on_task("cancel", task["taskId"])
-        await wait_until(tool.ended.is_set)
+        await wait_until(tool.cancelled.is_set)
+        cancelled = await client.on_task("get", task["taskId"])
+        assert cancelled["status"] == "cancelled" and not cancelled.keys() & {"result", "error", "inputRequests"}
 
 
 async def test_task_ends_and_is_forgotten_at_its_time_to_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_tasks, "TTL_S", 0.3)
-    async with connect_to_hanging(monkeypatch) as (client, tool, _):
+    async with connect_to_hanging(monkeypatch) as (client, tool):
         task = await client.call("hang")
         assert task["ttlMs"] == 300
-        await wait_until(tool.ended.is_set)
+        await wait_until(tool.cancelled.is_set)
         refused = await client.request("tasks/get", {"taskId": task["taskId"]})
         assert refused["error"]["code"] == types.INVALID_PARAMS
 

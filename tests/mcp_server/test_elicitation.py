@@ -77,21 +77,13 @@ def input_responses(**by_key: Any) -> dict[str, Any]:
 async def test_missing_inputs_are_requested_again() -> None:
     async with connect_to_eliciting_server("2026", "2026", **ALL_CALLBACKS) as (client, _):
         waiting = await call_ask(client, "user", "roots")
-        half_answered = await call_ask(
-            client, "user", "roots", input_responses=input_responses(user="user"), request_state=waiting.request_state
-        )
-        assert isinstance(half_answered, types.InputRequiredResult) and set(half_answered.input_requests or ()) == {
-            "roots"
-        }
+        given = {"input_responses": input_responses(user="user"), "request_state": waiting.request_state}
+        half_answered = await call_ask(client, "user", "roots", **given)
+        assert isinstance(half_answered, types.InputRequiredResult)
+        assert set(half_answered.input_requests or ()) == {"roots"}
         assert half_answered.request_state != waiting.request_state
-        result = await call_ask(
-            client,
-            "user",
-            "roots",
-            input_responses=input_responses(roots="roots"),
-            request_state=half_answered.request_state,
-        )
-        assert text_of(result) == "accept Ada; file:///work"
+        given = {"input_responses": input_responses(roots="roots"), "request_state": half_answered.request_state}
+        assert text_of(await call_ask(client, "user", "roots", **given)) == "accept Ada; file:///work"
 
 
 @upstreams

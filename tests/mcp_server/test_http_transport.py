@@ -23,23 +23,13 @@ async def remember(client: Client, word: str, **meta: Any) -> str:
     return text_of(await client.call_tool("remember", {"word": word}, meta=meta or None))
 
 
-async def test_clients_with_a_connection_have_their_own_sessions() -> None:
-    async with (
-        serve_gateway(sample_sources) as (url, gateway),
-        Client(url, mode="legacy") as first,
-        Client(url, mode="legacy") as second,
-    ):
-        await remember(first, "a")
-        assert await remember(first, "b") == '["a", "b"]'
-        assert await remember(second, "c") == '["c"]'
-        assert len(gateway.sessions) == 2
-
-
-async def test_disconnect_of_the_client_closes_its_session() -> None:
+async def test_clients_have_their_own_sessions_until_they_disconnect() -> None:
     async with serve_gateway(sample_sources) as (url, gateway):
-        async with Client(url, mode="legacy") as client:
-            await remember(client, "a")
-            assert len(gateway.sessions) == 1
+        async with Client(url, mode="legacy") as first, Client(url, mode="legacy") as second:
+            await remember(first, "a")
+            assert await remember(first, "b") == '["a", "b"]'
+            assert await remember(second, "c") == '["c"]'
+            assert len(gateway.sessions) == 2
         await wait_until(lambda: not gateway.sessions)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import anyio
@@ -16,9 +15,9 @@ from starlette.types import Message
 
 from gateway.mcp_server import plain_calls
 from gateway.mcp_server.server_state import McpServerState
-from gateway.tool_table import Source
 from gateway.toolset import Session, ToolsetWrapper
 from gateway.types import Task
+from tests.http.api_client import HangingTool
 from tests.mcp_server.clients import native_source, serve_gateway
 from tests.toolset_conformance.sample_tools import sample_sources
 from tests.waiting import PATIENCE_S, wait_until
@@ -63,20 +62,13 @@ def call_headers(name: str) -> dict[str, str]:
 CALLS: tuple[tuple[str, dict[str, Any]], ...] = (("remember", {"word": "a"}), ("remember", {}), ("unknown", {}))
 
 
-@pytest.mark.parametrize(("name", "arguments"), CALLS)
-async def test_a_plain_call_is_answered_like_one_that_the_sdk_serves(name: str, arguments: dict[str, Any]) -> None:
-    async with serve_gateway(sample_sources) as (url, _), httpx2.AsyncClient(timeout=PATIENCE_S) as http:
-        plain = await post_call(http, url, name, arguments)
-        assert plain == await post_call(http, url, name, arguments, plain=False)
-        assert plain[1]["id"] == 7
-
-
-async def test_every_sample_tool_answers_the_same_in_both_ways() -> None:
+async def test_plain_calls_are_answered_like_those_that_the_sdk_serves() -> None:
     async with serve_gateway(sample_sources) as (url, gateway), httpx2.AsyncClient(timeout=PATIENCE_S) as http:
-        for spec in gateway.specs:
-            if not spec.parameters.get("required") and "hang" not in spec.name and "slow" not in spec.name:
-                plain = await post_call(http, url, spec.name, {})
-                assert plain == await post_call(http, url, spec.name, {}, plain=False), spec.name
+        calls = [*CALLS, *((spec.name, {}) for spec in gateway.specs if not spec.parameters.get("required"))]
+        for name, arguments in calls:
+            plain = await post_call(http, url, name, arguments)
+            assert plain == await post_call(http, url, name, arguments, plain=False), name
+            assert plain[1]["id"] == 7
 
 
 @pytest.mark.parametrize("more", [{}, {"progressToken": 1}], ids=["plain", "sdk"])
@@ -136,65 +128,48 @@ async def post_call_accepting(http: httpx2.AsyncClient, url: str, accept: str) -
     return await http.post(url, content=json.dumps({"jsonrpc": "2.0"}), headers=headers)
 
 
-async def hang(states: list[str]) -> None:
-    states.append("started")
-    try:
-        await anyio.sleep_forever()
-    finally:
-        states.append("ended")
-
-
 class SlowToOpen(ToolsetWrapper):
     """A toolset whose sessions never open."""
 
-    states: list[str]
+    hanging: HangingTool
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:
-        await hang(self.states)
+        await self.hanging.hang()
         yield  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("phase", ["running", "opening", "waiting"])
 async def test_the_call_of_a_client_that_disconnects_is_cancelled(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it runs, while its session opens, and while it waits for the tool of a server that starts."""
-    states: list[str] = []
-    if phase == "waiting":
-        monkeypatch.setattr(McpServerState, "wait_for_tool", lambda self, name: hang(states))
-    async with serve_gateway(partial(hanging_sources, states, is_opening=phase == "opening")) as (url, _):
-        async with httpx2.AsyncClient(timeout=PATIENCE_S) as http, anyio.create_task_group() as tasks:
-            tasks.start_soon(post_call, http, url, "late" if phase == "waiting" else "tool", {})
-            await wait_until(lambda: "started" in states)
-            tasks.cancel_scope.cancel()
-        await wait_until(lambda: "ended" in states)
-
-
-def hanging_sources(states: list[str], *, is_opening: bool = False) -> Sequence[Source]:
-    async def tool() -> None:
-        """Never answers."""
-        await hang(states)
-
-    source = native_source(tool)
-    if is_opening:
+    hanging = HangingTool()
+    source = native_source(hanging.hang)
+    if phase == "opening":
         source.toolset = SlowToOpen(source.toolset)
-        source.toolset.states = states
-    return [source]
+        source.toolset.hanging = hanging
+    if phase == "waiting":
+        monkeypatch.setattr(McpServerState, "wait_for_tool", lambda self, name: hanging.hang())
+    async with serve_gateway(lambda: [source]) as (url, _):
+        async with httpx2.AsyncClient(timeout=PATIENCE_S) as http, anyio.create_task_group() as tasks:
+            tasks.start_soon(post_call, http, url, "late" if phase == "waiting" else "hang", {})
+            await wait_until(hanging.started.is_set)
+            tasks.cancel_scope.cancel()
+        await wait_until(hanging.cancelled.is_set)
 
 
 async def test_a_call_whose_session_is_closed_is_answered() -> None:
-    states: list[str] = []
-    answers: list[Any] = []
+    hanging, answers = HangingTool(), list[Any]()
 
     async def call(http: httpx2.AsyncClient, url: str) -> None:
-        answers.append(await post_call(http, url, "tool", {}))
+        answers.append(await post_call(http, url, "hang", {}))
 
     async with (
-        serve_gateway(partial(hanging_sources, states)) as (url, gateway),
+        serve_gateway(lambda: [native_source(hanging.hang)]) as (url, gateway),
         httpx2.AsyncClient(timeout=PATIENCE_S) as http,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(call, http, url)
-        await wait_until(lambda: "started" in states)
+        await wait_until(hanging.started.is_set)
         for session in list(gateway.sessions.values()):
             await session.close()
     [(status, answer)] = answers

@@ -39,12 +39,12 @@ async def test_resources_prompts_and_completions_pass_through(upstream: str, pro
 
 @crossed_protocols
 async def test_progress_and_log_messages_arrive_in_order(upstream: str, protocol: str) -> None:
-    progress: list[str | None] = []
+    progress: list[tuple[float, float | None, str | None]] = []
     logged: list[Any] = []
     all_logged = anyio.Event()
 
     async def on_progress(done: float, total: float | None, message: str | None) -> None:
-        progress.append(message)
+        progress.append((done, total, message))
 
     async def on_log(params: types.LoggingMessageNotificationParams) -> None:
         logged.append(params.data)
@@ -60,7 +60,7 @@ async def test_progress_and_log_messages_arrive_in_order(upstream: str, protocol
             meta = {types.LOG_LEVEL_META_KEY: "warning"}
         assert text_of(await client.call_tool("steps", {}, progress_callback=on_progress, meta=meta)) == "stepped"
         await all_logged.wait()
-    assert progress == ["step 1", "step 2"]
+    assert progress == [(1, 2, "step 1"), (2, 2, "step 2")]
     assert logged == ["warning 1", "warning 2"]
 
 

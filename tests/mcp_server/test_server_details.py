@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.build import build_plan
 from gateway.gateway import Gateway
 from gateway.types import Context
 from gateway.wire import spec_from_json, spec_to_json
@@ -28,8 +27,7 @@ def load_gateway(folder: Path, *names: str, of_job: Any = None, **settings: Any)
     servers, tools = folder / "mcp_servers.json", folder / "tools.yaml"
     servers.write_text(json.dumps({"mcpServers": dict.fromkeys(names, entry)}))
     tools.write_text(json.dumps({"tools": [{"server": name, "prefix": f"{name}_"} for name in names]}))
-    plan = build_plan(tools, servers, instructions=of_job)
-    return Gateway(plan.sources, services=plan.services)
+    return Gateway.load(tools, servers, instructions=of_job)
 
 
 @pytest.mark.parametrize("protocol", CLIENT_MODES)

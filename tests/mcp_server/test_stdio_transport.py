@@ -22,7 +22,7 @@ SERVE_COMMAND = ["-m", "gateway.cli", "stdio"]
 TOOLS_YAML = """
 tools:
   - function: tests.mcp_server.printing_tool:print_everywhere
-  - function: tests.test_gateway:remember
+  - function: tests.toolset_conformance.sample_tools:remember
 """
 
 

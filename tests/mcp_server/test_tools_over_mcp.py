@@ -34,27 +34,6 @@ async def test_loop_tools_are_neither_listed_nor_callable(protocol: str) -> None
 
 
 @each_protocol
-async def test_call_cancelled_by_its_client_ends(protocol: str) -> None:
-    began, ended = anyio.Event(), anyio.Event()
-
-    async def hang() -> None:
-        """Never answers."""
-        began.set()
-        try:
-            await anyio.sleep_forever()
-        finally:
-            ended.set()
-
-    async with connect_to_gateway(protocol, native_source(hang)) as (client, _), anyio.create_task_group() as tasks:
-        tasks.start_soon(client.call_tool, "hang", {})
-        await began.wait()
-        tasks.cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await ended.wait()
-    assert ended.is_set()
-
-
-@each_protocol
 async def test_disconnect_of_the_client_releases_its_session(protocol: str) -> None:
     judge = Judge({}, OpenAIFunctionToolSchema.model_validate(JUDGE_SCHEMA))
     source = Source("judge", NativeToolset([ClassTool(judge, owner="here")]))

@@ -1,10 +1,8 @@
-"""Tests of the `media` key in tool files: for tools, servers and interactions."""
+"""Tests of the `media` key in tool files."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +12,20 @@ from gateway.build import build_plan
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.types import Image, Part, Task, Text, ToolCall
+from tests.conftest import Write
 from tests.sample_images import decode
 
 MODULE = """
-import numpy as np
 from PIL import Image
-from gateway.native.base import BaseTool, ToolResponse
+from gateway.native.base import ToolResponse
 
 def tiles(count: int) -> ToolResponse:
     return ToolResponse(text="tiles", image=[Image.new("RGB", (100, 100), (index, 0, 0)) for index in range(count)])
-
-def clip() -> ToolResponse:
-    frames = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((6, 30, 30, 3), np.uint8)
-    return ToolResponse(video=[frames])
-
-class ShowsImage:
-    def __init__(self, config): pass
-    async def start_interaction(self, instance_id=None, **kwargs): return instance_id
-    async def generate_response(self, instance_id, messages, **kwargs):
-        return False, [Image.new("RGB", (100, 100)), "look"], 0.0, {}
-    async def calculate_score(self): return 0.0
-    async def finalize_interaction(self): pass
 """
 
 
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "shows", raising=False)
-
-    def write(text: str) -> Path:
-        (tmp_path / "shows.py").write_text(MODULE)
-        (tmp_path / "tools.yaml").write_text(text)
-        return tmp_path
-
-    return write
-
-
-async def call_tool(folder: Path, name: str, servers: Path | None = None, **arguments: Any) -> tuple[Part, ...]:
-    plan = build_plan(folder, servers)
-    async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open(Task(tools=(name,))) as session:
+async def call_tool(folder: Path, name: str, **arguments: Any) -> tuple[Part, ...]:
+    async with Gateway.load(folder, None) as gateway, gateway.open(Task(tools=(name,))) as session:
         return (await session.call(ToolCall("1", name, json.dumps(arguments)))).parts
 
 
@@ -62,12 +33,14 @@ def image_sizes(parts: tuple[Part, ...]) -> list[tuple[int, int]]:
     return [decode(part.data).size for part in parts if isinstance(part, Image)]
 
 
-async def test_number_and_size_of_a_tools_images_follow_its_entry(write: Callable[[str], Path]) -> None:
+async def test_number_and_size_of_a_tools_images_follow_its_entry(write: Write) -> None:
+    write("shows.py", MODULE)
     folder = write(
+        "tools.yaml",
         "tools:\n"
         "  - {function: 'shows:tiles', name: few, media: {most_images: 2, max_pixels: 3136}}\n"
         "  - {function: 'shows:tiles', name: large, media: {min_pixels: 40000, factor: 32}}\n"
-        "  - {function: 'shows:tiles', name: none, media: {most_pixels: 9999}}\n"
+        "  - {function: 'shows:tiles', name: none, media: {most_pixels: 9999}}\n",
     )
     few = await call_tool(folder, "few", count=5)
     assert image_sizes(few) == [(56, 56), (56, 56)]
@@ -89,7 +62,6 @@ async def test_number_and_size_of_a_tools_images_follow_its_entry(write: Callabl
         ("{animated: last}", r"tools\[0\].media.animated"),
     ],
 )
-def test_a_mistake_is_reported_with_its_field(write: Callable[[str], Path], media: str, message: str) -> None:
-    folder = write(f"tools:\n  - {{function: 'shows:tiles', media: {media}}}\n")
+def test_a_mistake_is_reported_with_its_field(write: Write, media: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_plan(folder, None)
+        build_plan(write("tools.yaml", f"tools:\n  - {{function: 'shows:tiles', media: {media}}}\n"), None)

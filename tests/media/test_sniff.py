@@ -52,17 +52,6 @@ def test_a_damaged_image_is_decoded_within_limits_or_refused(data: st.DataObject
     assert image.width * image.height <= MAX_PIXELS
 
 
-@given(
-    data=st.binary(max_size=200), head=st.sampled_from([b"", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP", b"GIF89a", b"BM"])
-)
-def test_random_bytes_are_measured_or_refused(data: bytes, head: bytes) -> None:
-    try:
-        width, height = read_image_size(head + data)
-    except MediaError:
-        return
-    assert width > 0 and height > 0
-
-
 def test_a_jpeg_of_endless_segments_is_refused() -> None:
     endless = b"\xff\xd8" + b"\xff\xe0\x00\x02" * 100_000
     with pytest.raises(MediaError, match="a JPEG without a size in its header"):
@@ -89,7 +78,6 @@ def test_a_frame_larger_than_the_header_says_is_refused() -> None:
         (b"\0\0\0\x20ftypisom", "video/mp4"),
         (b"\x1aE\xdf\xa3", "video/webm"),
         (b"RIFF\0\0\0\0AVI ", "video/x-msvideo"),
-        (b"II*\0", "image/tiff"),
         (b"<svg", "image/svg+xml"),
         (b"", None),
     ],

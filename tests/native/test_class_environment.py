@@ -9,10 +9,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from gateway.build import build_plan
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.types import Outcome, Task, ToolCall
@@ -75,26 +73,12 @@ def make_nothing() -> dict:
     return {}
 
 
-class Door(Safe):
-    def reset(self, **row) -> None:
-        raise ValueError("no door here")
-
-
 class Wall:
     def reset(self) -> None: ...
 
 
 class Odd(Wall):
     def look(self, *args: int) -> str: ...
-
-
-class Cold(Wall):
-    def look(self) -> str:
-        """Looks."""
-        return "ice"
-
-    async def get_reward(self) -> float:
-        raise RuntimeError("nobody knows")
 '''
 Load = Callable[..., Gateway]
 
@@ -108,8 +92,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
     def load(name: str = "safe.Safe", **entry: Any) -> Gateway:
         (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"class_name": name, **entry}]}))
-        plan = build_plan(tmp_path / "tools.yaml", None)
-        return Gateway(plan.sources, services=plan.services)
+        return Gateway.load(tmp_path / "tools.yaml", None)
 
     yield load
     if "safe" in sys.modules:
@@ -163,19 +146,6 @@ async def test_method_that_is_interrupted_ends_the_episode_and_its_object(load: 
         async with gateway.open() as session:
             assert (await session.call(call("listen"))).outcome is Outcome.OK
     assert sys.modules["safe"].Safe.made == 2
-
-
-async def test_sixty_four_sessions_at_once_do_not_meet(load: Load) -> None:
-    async def play(number: int) -> None:
-        async with gateway.open(Task(create={"dial": {"code": number}})) as session:
-            await session.call(call("dial", number=number))
-            heard.append((number, (await session.call(call("listen"))).text, await session.finish()))
-
-    heard: list[tuple[int, str, Any]] = []
-    async with load() as gateway, anyio.create_task_group() as tasks:
-        for number in range(64):
-            tasks.start_soon(play, number)
-    assert sorted(heard, key=lambda item: item[0]) == [(n, f"[{n}]", {"Safe": 1.0}) for n in range(64)]
 
 
 @pytest.mark.parametrize(

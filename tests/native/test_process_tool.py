@@ -12,7 +12,7 @@ from gateway import Gateway, Outcome, Task, ToolCall, ToolResult
 from gateway.errors import ConfigError
 from gateway.native.process_pool import ProcessPool
 from tests.conftest import Write
-from tests.waiting import wait_until
+from tests.waiting import is_alive, wait_until
 
 HANG_TIMEOUT_S = 6
 """Includes the start of a process on a busy machine."""
@@ -50,19 +50,6 @@ TOOLS = """
 """
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-async def wait_until_gone(pid: int) -> None:
-    await wait_until(lambda: not is_running(pid))
-
-
 async def call(file: Path, *calls: tuple[str, str]) -> list[ToolResult]:
     """The results of calls, one after the other in one session."""
     async with Gateway.load(file, None) as gateway, gateway.open(Task()) as session:
@@ -81,7 +68,7 @@ async def test_a_tool_in_a_process_may_set_an_alarm_and_keeps_its_process(tools:
     first, second = await call(tools, ("with_alarm", "{}"), ("with_alarm", "{}"))
     assert first.outcome is second.outcome is Outcome.OK
     assert first.text == second.text != str(os.getpid())
-    await wait_until_gone(int(first.text))
+    await wait_until(lambda: not is_alive(int(first.text)))
 
 
 async def test_async_functions_and_errors_give_the_results_that_they_give_in_threads(tools: Path) -> None:
@@ -95,7 +82,7 @@ async def test_a_deadline_ends_the_process_with_all_that_it_started(tools: Path,
     file = tmp_path / "pid"
     (result,) = await call(tools, ("hangs", f'{{"file": "{file}"}}'))
     assert result.outcome is Outcome.TIMEOUT
-    await wait_until_gone(int(file.read_text()))
+    await wait_until(lambda: not is_alive(int(file.read_text())))
 
 
 async def test_a_cancelled_call_ends_its_process(write: Write, tmp_path: Path) -> None:
@@ -107,7 +94,7 @@ async def test_a_cancelled_call_ends_its_process(write: Write, tmp_path: Path) -
             tasks.start_soon(session.calls, [ToolCall("1", "hangs", f'{{"file": "{file}"}}')])
             await wait_until(file.exists)
             tasks.cancel_scope.cancel()
-        await wait_until_gone(int(file.read_text()))
+        await wait_until(lambda: not is_alive(int(file.read_text())))
 
 
 async def test_a_function_that_needs_the_context_cannot_run_in_a_process(write: Write) -> None:

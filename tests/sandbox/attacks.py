@@ -65,9 +65,7 @@ NETWORK = {
 }
 FILES = {
     "reads a secret file": Attack(_reads("{secret!r}"), NOT_THERE),
-    "writes the file of a reward": Attack(_writes("{secret!r}"), NOT_THERE),
     "reads the list of users": Attack(_reads("'/etc/passwd'"), NOT_THERE),
-    "lists a folder": Attack("import os; os.listdir({folder!r}); print('SUCCEEDED')", NOT_THERE),
     "reads the command line of the kernel": Attack(
         f"if open('/proc/cmdline').read(): print('SUCCEEDED')\n{MASKED}", "is masked"
     ),
@@ -87,26 +85,15 @@ FILES = {
         "there is none",
         False,
     ),
-    "lists control groups": Attack("import os; os.listdir('/sys/fs/cgroup'); print('SUCCEEDED')", NOT_THERE),
     "follows a symbolic link": Attack("import os; os.symlink({secret!r}, 'soft'); " + _reads("'soft'"), NOT_THERE),
-    "makes a hard link": Attack("import os; os.link({secret!r}, 'hard'); print('SUCCEEDED')", NOT_THERE),
     "makes a hard link to a program": Attack(
         "import os; os.link('/bin/sh', 'hard'); print('SUCCEEDED')", "cross-device", False
     ),
     "goes through the root of another process": Attack(_reads("'/proc/1/root' + {secret!r}"), DENIED, False),
-    "climbs out of its folder": Attack(_reads("'/rollout/../../..' + {secret!r}"), NOT_THERE, False),
     "reads another rollout's file": Attack(_reads("{victim_file!r}"), NOT_THERE, False),
     "writes among the system's programs": Attack(_writes("'/usr/bin/mtrl-attack'"), READ_ONLY, False),
-    "writes among the packages of Python": Attack(
-        "import sysconfig; " + _writes("sysconfig.get_paths()['purelib'] + '/mtrl_attack.py'"), READ_ONLY, False
-    ),
     "writes to the root": Attack(_writes("'/mtrl-attack'"), READ_ONLY, False),
     "has a library loaded into each program": Attack(_writes("'/etc/ld.so.preload'"), READ_ONLY, False),
-    "makes a device": Attack(
-        "import os, stat; os.mknod('device', 0o600 | stat.S_IFBLK, os.makedev(8, 0)); print('SUCCEEDED')",
-        NOT_PERMITTED,
-        False,
-    ),
     "gives a file away": Attack("import os; open('f', 'w'); os.chown('f', 1, 1); print('SUCCEEDED')", NOT_PERMITTED),
     "opens a file by its handle": Attack(
         LIBC + "result = libc.open_by_handle_at(-100, ctypes.create_string_buffer(64), 0)" + CHECK, DENIED, False
@@ -123,10 +110,7 @@ PROCESSES = {
     "signals the gateway's group": Attack(
         "import os; os.killpg({group}, 0); os.getpgid({pid}); print('SUCCEEDED')", "ProcessLookup"
     ),
-    "opens the gateway's process": Attack("import os; os.pidfd_open({pid}); print('SUCCEEDED')", "ProcessLookup"),
     "reads the gateway's environment": Attack(_reads("'/proc/{pid}/environ'"), NOT_THERE),
-    "reads the gateway's memory": Attack(_reads("'/proc/{pid}/mem', 'rb'"), NOT_THERE, False),
-    "lists the gateway's descriptors": Attack("import os; os.listdir('/proc/{pid}/fd'); print('SUCCEEDED')", NOT_THERE),
     "finds another rollout's process": Attack(
         "import pathlib\nfor p in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
         " if b'{marker}' in p.read_bytes(): print('SUCCEEDED')\nraise OSError('there is none')",
@@ -190,13 +174,7 @@ PRIVILEGES = {
         "it stays the user",
     ),
     "traces its own child": Attack(LIBC + "result = libc.ptrace(0, 0, 0, 0)" + CHECK, DENIED),
-    "mounts control groups": Attack(
-        LIBC + "result = libc.mount(b'none', b'/tmp', b'cgroup2', 0, None)" + CHECK, DENIED, False
-    ),
     "mounts": Attack(LIBC + "result = libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)" + CHECK, DENIED, False),
-    "makes the system writable": Attack(
-        LIBC + "result = libc.mount(None, b'/usr', None, ctypes.c_ulong(32 | 4096), None)" + CHECK, DENIED, False
-    ),
     "unmounts": Attack(LIBC + "result = libc.umount2(b'/rollout', 2)" + CHECK, DENIED, False),
     "changes its root": Attack("import os; os.chroot('/tmp'); print('SUCCEEDED')", NOT_PERMITTED, False),
     "makes a user namespace": Attack(LIBC + "result = libc.unshare(0x10000000)" + CHECK, DENIED, False),
@@ -204,10 +182,6 @@ PRIVILEGES = {
     "enters another namespace": Attack(
         LIBC + "result = libc.setns(os.open('/proc/self/ns/net', 0), 0)" + CHECK, DENIED, False
     ),
-    "sets the clock": Attack(
-        "import time; time.clock_settime(time.CLOCK_REALTIME, time.time()); print('SUCCEEDED')", NOT_PERMITTED, False
-    ),
-    "sets the host's name": Attack("import socket; socket.sethostname('x'); print('SUCCEEDED')", NOT_PERMITTED, False),
     "types into its terminal": Attack(
         "import fcntl, os, pty\nprocess, terminal = pty.fork()\nif process == 0:\n"
         " try: fcntl.ioctl(0, 0x5412, b'x')\n except OSError as error: os._exit(error.errno)\n os._exit(0)\n"
@@ -264,7 +238,6 @@ UNCOUNTED = {
 }
 """What takes memory that is in no process and no folder, where there are no control groups, which count it."""
 TIME = {
-    "runs without end": Attack("while True: pass", "time limit", False),
     "ignores being interrupted": Attack(
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)",
         "time limit",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import secrets
 import socket
@@ -19,7 +20,7 @@ from gateway.sandbox.provider import BubblewrapProvider
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.toolset import Session
-from gateway.types import Task
+from gateway.types import Task, ToolCall, ToolResult
 
 SMALL = SandboxSettings(memory_mb=192, processes=40, disk_mb=16, files=500, output_bytes=65536)
 
@@ -35,6 +36,11 @@ async def open_session(settings: SandboxSettings = SMALL) -> AsyncIterator[Sessi
     finally:
         with anyio.CancelScope(shield=True):
             await reaper.stop()
+
+
+async def call(session: Session, tool: str, within_s: float = 50.0, **arguments: object) -> ToolResult:
+    with anyio.fail_after(within_s):
+        return await session.call(ToolCall("1", tool, json.dumps(arguments)))
 
 
 @pytest.fixture
@@ -81,7 +87,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
         file.listen()
         yield {
             "port": port.getsockname()[1], "abstract": name, "socket": str(folder / "socket"), "key": key,
-            "secret": str(folder / "secret"), "folder": str(folder), "pid": os.getpid(), "marker": f"m{name}",
+            "secret": str(folder / "secret"), "pid": os.getpid(), "marker": f"m{name}",
             "group": os.getpgrp(), "shared": str(shared), "victim_file": f"/rollout/{name}",
             "descriptor": inherited.fileno(),
         }  # fmt: skip

@@ -28,9 +28,8 @@ def make_tree(folder: Path) -> Path:
     (folder / "tmp").chmod(0o1777)
     shutil.copy(busybox, folder / "bin/busybox")
     names = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    for name in {*names, "bash"} - {"busybox"}:
+    for name in {*names} - {"busybox", "bash"}:
         (folder / "bin" / name).symlink_to("busybox")
-    (folder / "bin/bash").unlink()
     for name, line in (
         ("bash", 'exec /bin/sh "$@"'),
         ("matches", 'exec grep -qx -- "$1" "$2"'),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,24 +9,29 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from gateway.sandbox import cgroups, sandboxed_command
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.toolset import Session
-from gateway.types import Outcome, ToolCall, ToolResult
-from tests.sandbox.attacks import ATTACKS, MEMORY_AND_PROCESSES, TIME, UNCOUNTED, Attack
-from tests.sandbox.conftest import SMALL, open_session
+from gateway.types import Outcome
+from tests.sandbox.attacks import ATTACKS, MEMORY_AND_PROCESSES, NETWORK, PRIVILEGES, TIME, UNCOUNTED, Attack
+from tests.sandbox.conftest import SMALL, call, open_session
 from tests.sandbox.roots import make_root
 from tests.waiting import PATIENCE_S
 
 CALL_S, SHORT_S = 50.0, 6.0
 OWN_SYSTEM = {
     "makes a hard link to a program", "writes among the system's programs", "writes to the root",
-    "runs a program as its owner", "makes the system writable",
+    "runs a program as its owner",
 }  # fmt: skip
 """Attacks on the machine's programs, which a box with a root has not: it may change its own, in memory."""
+OWN_LOOPBACK = {"opens an IPv6 socket", "opens a datagram socket", "asks the kernel for interfaces"}
+"""What a box with a loopback interface may do, as an agent's has, by which it reaches nothing else."""
+LOOPBACK_REASONS = {
+    "connects to a port of the machine": "Connection refused",
+    "opens a raw socket": "Protocol not supported",
+}
 OUTSIDE = [name for name, attack in ATTACKS.items() if attack.runs_outside]
 
 
@@ -47,6 +51,12 @@ async def attacker(victim: Session) -> AsyncIterator[Session]:
 
 
 @pytest.fixture(scope="module")
+async def attacker_with_loopback(anyio_backend: str) -> AsyncIterator[Session]:
+    async with open_session(SMALL.model_copy(update={"network": "loopback"})) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
 async def attacker_without_groups(anyio_backend: str) -> AsyncIterator[Session]:
     """A rollout on a machine where control groups cannot be made."""
     with pytest.MonkeyPatch.context() as patch:
@@ -59,11 +69,6 @@ async def attacker_without_groups(anyio_backend: str) -> AsyncIterator[Session]:
 def settings_with_a_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxSettings]:
     with pytest.MonkeyPatch.context() as patch:
         yield SMALL.model_copy(update={"root": make_root(tmp_path_factory.mktemp("roots"), patch)})
-
-
-async def call(session: Session, tool: str, within_s: float = CALL_S, **arguments: str) -> ToolResult:
-    with anyio.fail_after(within_s):
-        return await session.call(ToolCall("1", tool, json.dumps(arguments)))
 
 
 async def assert_fails(session: Session, attack: Attack, targets: Mapping[str, Any], within_s: float = CALL_S) -> None:
@@ -93,6 +98,15 @@ async def test_attack_fails_in_a_box_with_a_root(
         await assert_fails(session, ATTACKS[name], targets, SHORT_S if name in TIME else CALL_S)
 
 
+@pytest.mark.parametrize("name", sorted((NETWORK | PRIVILEGES).keys() - OWN_LOOPBACK))
+async def test_attack_fails_in_a_box_with_a_loopback_interface(
+    name: str, attacker_with_loopback: Session, targets: Mapping[str, Any]
+) -> None:
+    attack = ATTACKS[name]
+    reason = LOOPBACK_REASONS.get(name, attack.reason)
+    await assert_fails(attacker_with_loopback, attack._replace(reason=reason), targets)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can do outside what some attacks do")
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_attack_would_succeed_outside(name: str, victim: Session, targets: Mapping[str, Any], tmp_path: Path) -> None:
@@ -107,10 +121,6 @@ def test_attack_would_succeed_outside(name: str, victim: Session, targets: Mappi
     )
     Path(targets["secret"]).write_text("secret")
     assert "SUCCEEDED" in done.stdout, done.stderr
-
-
-def test_there_are_at_least_forty_attacks_and_most_are_tried_outside() -> None:
-    assert len(ATTACKS) >= 60 and len(OUTSIDE) >= 25
 
 
 async def test_after_all_attacks_the_other_rollout_is_as_it_was(victim: Session, targets: Mapping[str, Any]) -> None:

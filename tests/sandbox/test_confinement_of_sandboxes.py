@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,47 +15,17 @@ from gateway.errors import Unavailable
 from gateway.sandbox import bubblewrap, cgroups, sandboxed_command
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_statistics import STATISTICS
-from gateway.types import Outcome, ToolCall, ToolResult
-from tests.sandbox.conftest import SMALL, open_session
+from gateway.types import Outcome
+from tests.sandbox.conftest import SMALL, call, open_session
 from tests.waiting import PATIENCE_S
 
-OPEN_FILES = """
+ATTACKS_OF_UNPRIVILEGED = """
 import os, shutil, tempfile
 from pathlib import Path
 from gateway.sandbox import bubblewrap
 place = tempfile.TemporaryDirectory(dir="/var/tmp")  # The checkout may be below a folder that is root's alone.
 os.chmod(place.name, 0o755)
 bubblewrap.MASKED_FILES = tuple(Path(shutil.copy(file, place.name)) for file in bubblewrap.MASKED_FILES)
-"""
-UNPRIVILEGED = (
-    OPEN_FILES
-    + """
-import ctypes, subprocess, sys
-from gateway.sandbox.bubblewrap import Confined, SandboxSettings, find_problem, open_command_line
-os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
-ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # A process that has changed its user hides its descriptors from itself.
-os.chdir("/")
-print(find_problem())
-test = "grep -h -e CapEff -e CapBnd /proc/self/status; touch /rollout/f /tmp/f /dev/shm/f && ls /rollout; touch /dev/g"
-with open_command_line(Confined(("/bin/sh", "-c", test), SandboxSettings(files=9), is_first_process=True)) as line:
-    print(subprocess.run(line.words, capture_output=True, text=True).stdout)
-"""
-)
-"""Becomes another user when all is imported, since our interpreter may be root's alone."""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_gateway_that_is_not_roots_has_sandboxes_too() -> None:
-    command = [sys.executable, "-c", UNPRIVILEGED]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=root, check=False)
-    none = "0000000000000000"
-    assert done.stdout.split() == ["None", "CapEff:", none, "CapBnd:", none, "f"], done.stderr
-
-
-ATTACKS_OF_UNPRIVILEGED = (
-    OPEN_FILES
-    + """
 import ctypes, json, select, subprocess, sys
 from gateway.process.child_entry import HEADER, pack_header
 from gateway.sandbox.provider import SCRIPTS
@@ -86,7 +55,7 @@ with open_command_line(Confined(command, SandboxSettings(), scripts, is_first_pr
         server.kill()
         print("ended" if select.select([first], [], [], 60)[0] else "alive")
 """
-)
+"""Becomes another user when all is imported, since our interpreter may be root's alone."""
 SYSTEM_PYTHON = "/usr/bin/python3"
 OWN_USER = (
     "signals the sandbox's first process", "limits the first process",
@@ -151,13 +120,9 @@ async def test_memory_that_the_machine_lacks_is_no_limit_that_the_policy_hit(
     monkeypatch.setattr(sandboxed_command, "remove_group", lambda *_: True)
     (folder / "cgroup.procs").write_text("")
     async with open_session() as session:
-
-        async def run(command: str) -> ToolResult:
-            return await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
-
-        assert (await run("echo")).outcome is Outcome.OK
+        assert (await call(session, "shell", command="echo")).outcome is Outcome.OK
         (folder / "memory.events").write_text("oom 0\noom_kill 1\n")
-        result = await run("kill -9 $PPID" if died else "echo")
+        result = await call(session, "shell", command="kill -9 $PPID" if died else "echo")
         assert result.outcome is Outcome.UNKNOWN and "the machine has no memory left" in str(result.reason), result
 
 
@@ -168,8 +133,7 @@ async def test_secrets_of_the_environment_are_in_no_command_line() -> None:
             "import os, pathlib\nprint(os.environ['TOKEN'])\n"
             "print([p for p in pathlib.Path('/proc').glob('[0-9]*/cmdline') if b's3cret' in p.read_bytes()])"
         )
-        call = ToolCall("1", "python", json.dumps({"code": code}))
-        assert (await session.call(call)).text == "s3cret-of-the-tool\n[]"
+        assert (await call(session, "python", code=code)).text == "s3cret-of-the-tool\n[]"
         lines = [words for process in psutil.process_iter(["cmdline"]) for words in process.info["cmdline"] or ()]
     assert lines and not any("s3cret-of-the-tool" in line for line in lines)
 
@@ -185,7 +149,7 @@ async def test_variables_of_the_settings_do_not_decide_what_gives_rights_up(tmp_
     async with open_session(settings) as session:
         code = "import os\nprint({name: os.environ[name] for name in " + repr([*env]) + "} == " + repr(env)
         code += ", os.path.exists('/tmp/ran'), [name for name in os.environ if name.startswith('MTRL')])"
-        result = await session.call(ToolCall("1", "python", json.dumps({"code": code})))
+        result = await call(session, "python", code=code)
     assert result.text.splitlines()[-1] == "True False []", result
 
 

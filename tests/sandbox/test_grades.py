@@ -127,8 +127,8 @@ async def test_no_cheat_scores_in_a_fresh_box_and_those_of_the_same_box_are_know
         fresh.reward == 0.0 and fresh.problem.startswith(cheat.problem) and bool(fresh.problem) == bool(cheat.problem)
     )
     assert same.reward == cheat.in_same, same
-    is_planted = cheat.name in {"reward.txt", "reward.json before reward.txt", "folder of rewards elsewhere",
-                                "folder in place of the reward", "writes the reward for ever"}  # fmt: skip
+    is_planted = cheat.name in {"reward.txt", "folder of rewards elsewhere", "folder in place of the reward",
+                                "writes the reward for ever"}  # fmt: skip
     assert fresh.is_planted >= is_planted and same.is_planted >= is_planted
 
 
@@ -221,18 +221,25 @@ def write_tools(folder: Path, root: str, **grade: Any) -> Path:
     return folder / "box.yaml"
 
 
+@pytest.fixture
+def tools(tmp_path: Path, root: str, tests: Path) -> Path:
+    """A file with one entry, which is graded."""
+    return write_tools(tmp_path, root, **GIVEN)
+
+
 @asynccontextmanager
-async def open_gateway(file: Path) -> AsyncIterator[Gateway]:
-    plan = build_plan([file], None)
-    async with Gateway(plan.sources, services=plan.services) as gateway:
-        yield gateway
+async def open_remote(file: Path) -> AsyncIterator[RemoteGateway]:
+    """A client of a gateway over HTTP."""
+    with live_server(lambda: Gateway.load(file, None)) as served:
+        async with RemoteGateway(served.url) as client:
+            yield client
 
 
 GIVEN = {"command": ["sh", "/tests/test.sh"], "files": {"/tests": "tests"}, "artifacts": ["/app/answer"]}
 
 
-async def test_session_ends_with_the_grade_of_what_its_calls_left(tmp_path: Path, root: str, tests: Path) -> None:
-    async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway:
+async def test_session_ends_with_the_grade_of_what_its_calls_left(tools: Path, tmp_path: Path) -> None:
+    async with Gateway.load(tools, None) as gateway:
         for answer, reward in ((EXPECTED, 1.0), ("1", 0.0), ("", 0.0)):
             async with gateway.open(Task(hash_state=True)) as session:
                 if answer:
@@ -247,14 +254,14 @@ async def test_session_ends_with_the_grade_of_what_its_calls_left(tmp_path: Path
 
 
 async def test_state_of_a_sandbox_that_is_lost_when_it_is_graded_is_not_the_prepared_one(
-    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
+    tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def end(self: LocalSandbox) -> FrozenFiles:
         await self.stop()
         raise SandboxEnded("its files cannot be packed")
 
     monkeypatch.setattr(LocalSandbox, "freeze", end)
-    async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway:
+    async with Gateway.load(tools, None) as gateway:
         async with gateway.open(Task(hash_state=True)) as session:
             await session.call(ToolCall("1", "shell", '{"command": "echo 1 > file"}'))
             assert await session.finish() == {"grade": 0.0}
@@ -278,10 +285,8 @@ def test_archive_of_artifacts_writes_nothing_elsewhere_whoever_made_it(tmp_path:
     assert not (top / "away").is_symlink() and (top / "mine").read_text() == "1"
 
 
-async def test_rollout_whose_last_call_was_late_is_graded_by_its_own_files(
-    tmp_path: Path, root: str, tests: Path
-) -> None:
-    async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway, gateway.open() as session:
+async def test_rollout_whose_last_call_was_late_is_graded_by_its_own_files(tools: Path) -> None:
+    async with Gateway.load(tools, None) as gateway, gateway.open() as session:
         command = f"echo {EXPECTED} > /app/answer; kill -STOP $PPID; sleep 600"  # The server of commands.
         with anyio.fail_after(10):
             late = await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
@@ -316,33 +321,29 @@ async def test_stopped_sandbox_has_no_files_to_freeze(root: str, provider: Bubbl
 
 async def test_grade_without_a_root_is_made_of_the_files_below_rollout(tmp_path: Path) -> None:
     (tmp_path / "check.sh").write_text('[ "$(cat answer)" = 1 ] && echo 0.25 > logs/reward.txt; mkdir logs/more')
-    grade = {
-        "command": ["sh", "check/check.sh"],
-        "files": {"/rollout/check/check.sh": "check.sh"},
-        "reward": "/rollout/logs",
-    }
+    files = {"/rollout/check/check.sh": "check.sh"}
+    grade = {"command": ["sh", "check/check.sh"], "files": files, "reward": "/rollout/logs"}
     for extra in ({"mode": "same"}, {"artifacts": ["/rollout/answer"]}):
-        async with open_gateway(write_tools(tmp_path, "", **grade, **extra)) as gateway, gateway.open() as session:
+        file = write_tools(tmp_path, "", **grade, **extra)
+        async with Gateway.load(file, None) as gateway, gateway.open() as session:
             await session.call(ToolCall("1", "shell", '{"command": "echo 1 > answer"}'))
             assert await session.finish() == {"grade": 0.25}
 
 
 async def test_rewards_that_cannot_be_collected_are_no_zero_over_http(
-    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
+    tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(self: Grader, left: object) -> Grade:
         raise Unavailable("the machine is down")
 
-    plan = build_plan([write_tools(tmp_path, root, **GIVEN)], None)
-    with live_server(lambda: Gateway(plan.sources, services=plan.services)) as served:
-        async with RemoteGateway(served.url) as client:
-            async with client.open() as session:
-                await session.call(ToolCall("1", "shell", f'{{"command": "echo {EXPECTED} > /app/answer"}}'))
-                assert await session.finish() == {"grade": 1.0}
-            monkeypatch.setattr(Grader, "grade", fail)
-            async with client.open() as session:
-                with pytest.raises(Unavailable, match="rewards could not be collected"):
-                    await session.finish()
+    async with open_remote(tools) as client:
+        async with client.open() as session:
+            await session.call(ToolCall("1", "shell", f'{{"command": "echo {EXPECTED} > /app/answer"}}'))
+            assert await session.finish() == {"grade": 1.0}
+        monkeypatch.setattr(Grader, "grade", fail)
+        async with client.open() as session:
+            with pytest.raises(Unavailable, match="rewards could not be collected"):
+                await session.finish()
 
 
 class HangingGrader:
@@ -361,13 +362,16 @@ class HangingGrader:
         raise AssertionError
 
 
-async def test_sessions_that_nobody_waits_for_are_not_graded(
-    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> HangingGrader:
     hanging = HangingGrader()
     monkeypatch.setattr(Grader, "grade", hanging.grade)
+    return hanging
+
+
+async def test_sessions_that_nobody_waits_for_are_not_graded(tools: Path, hanging: HangingGrader) -> None:
     with anyio.fail_after(30):
-        async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway:
+        async with Gateway.load(tools, None) as gateway:
             with pytest.raises(KeyError):
                 async with gateway.open():
                     raise KeyError
@@ -378,13 +382,10 @@ async def test_sessions_that_nobody_waits_for_are_not_graded(
 
 
 async def test_remote_client_that_is_cancelled_is_not_graded_and_a_grade_that_runs_for_it_is_ended(
-    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
+    tools: Path, hanging: HangingGrader
 ) -> None:
-    hanging = HangingGrader()
-    monkeypatch.setattr(Grader, "grade", hanging.grade)
-    plan = build_plan([write_tools(tmp_path, root, **GIVEN)], None)
-    with anyio.fail_after(60), live_server(lambda: Gateway(plan.sources, services=plan.services)) as served:
-        async with RemoteGateway(served.url) as client:
+    with anyio.fail_after(60):
+        async with open_remote(tools) as client:
             with anyio.CancelScope() as rollout:
                 async with client.open():
                     rollout.cancel()
@@ -402,40 +403,38 @@ async def test_remote_client_that_is_cancelled_is_not_graded_and_a_grade_that_ru
             assert hanging.ended
 
 
-async def test_planted_rewards_are_counted_for_the_rollout_and_are_no_reward(
-    tmp_path: Path, root: str, tests: Path
-) -> None:
-    plan = build_plan([write_tools(tmp_path, root, **GIVEN)], None)
-    with live_server(lambda: Gateway(plan.sources, services=plan.services)) as served:
-        async with RemoteGateway(served.url) as client, client.open() as session:
-            plant = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
-            await session.call(ToolCall("1", "shell", json.dumps({"command": plant})))
-            assert await session.finish() == {"grade": 0.0}
-            infos: dict[str, Any] = {}
-            assert sum_rewards(session.rewards, infos) == {"end": 0.0}
-            assert infos == {"counts": {"grade/planted": 1.0}}
+async def test_planted_rewards_are_counted_for_the_rollout_and_are_no_reward(tools: Path) -> None:
+    infos: dict[str, Any] = {}
+    async with open_remote(tools) as client, client.open() as session:
+        plant = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+        await session.call(ToolCall("1", "shell", json.dumps({"command": plant})))
+        assert await session.finish() == {"grade": 0.0}
+        assert sum_rewards(session.rewards, infos) == {"end": 0.0}
+        assert infos == {"counts": {"grade/planted": 1.0}}
     played = [Rollout("t", Ledger(), StopReason.DONE, infos=each) for each in (infos, infos, {})]
     assert StepRollouts(finished=played).metrics(0)["grade/planted"] == 2.0
     assert "grade/planted" not in StepRollouts(finished=played[2:]).metrics(0)
 
 
-def test_two_grades_with_one_name_are_refused_by_name(tmp_path: Path, root: str, tests: Path) -> None:
-    write_tools(tmp_path, root, **GIVEN)
-    (entry,) = json.loads((tmp_path / "box.yaml").read_text())["tools"]
-    (tmp_path / "box.yaml").write_text(json.dumps({"tools": [entry, {**entry, "sandbox_tools": ["files"]}]}))
+def add_entry(tools: Path, **changes: object) -> None:
+    """Adds an entry like the first one, but for the changes."""
+    (entry,) = json.loads(tools.read_text())["tools"]
+    tools.write_text(json.dumps({"tools": [entry, {**entry, **changes}]}))
+
+
+def test_two_grades_with_one_name_are_refused_by_name(tools: Path) -> None:
+    add_entry(tools, sandbox_tools=["files"])
     with pytest.raises(
         ConfigError, match=r"tools\[1\]\.grade(.|\n)*tools\[0\] has a grade with the same name, `grade`"
     ):
-        build_plan([tmp_path / "box.yaml"], None)
+        build_plan([tools], None)
 
 
 async def test_gateway_that_stops_ends_grades_and_says_that_they_are_missing(
-    tmp_path: Path, root: str, tests: Path, monkeypatch: pytest.MonkeyPatch
+    tools: Path, hanging: HangingGrader
 ) -> None:
-    hanging = HangingGrader()
-    monkeypatch.setattr(Grader, "grade", hanging.grade)
     with anyio.fail_after(30):
-        async with open_gateway(write_tools(tmp_path, root, **GIVEN)) as gateway, anyio.create_task_group() as tasks:
+        async with Gateway.load(tools, None) as gateway, anyio.create_task_group() as tasks:
             session = await gateway.begin(Task())
             tasks.start_soon(session.close)
             await hanging.began.wait()
@@ -443,18 +442,12 @@ async def test_gateway_that_stops_ends_grades_and_says_that_they_are_missing(
     assert not session.has_rewards
 
 
-async def test_two_graded_entries_have_the_time_of_both_whatever_the_clients_timeout(
-    tmp_path: Path, root: str, tests: Path
-) -> None:
-    write_tools(tmp_path, root, **GIVEN)
-    (entry,) = json.loads((tmp_path / "box.yaml").read_text())["tools"]
-    (tmp_path / "box.yaml").write_text(json.dumps({"tools": [entry, {**entry, "prefix": "second_"}]}))
-    plan = build_plan([tmp_path / "box.yaml"], None)
-    with live_server(lambda: Gateway(plan.sources, services=plan.services)) as served:
-        async with RemoteGateway(served.url) as client, client.open() as session:
-            assert session._finish_s > 2 * TRIES * (GradeSettings(command=("a",)).timeout_s + 4 * FILES_S)
-            client.__dict__["_http"].timeout.read = 0.05
-            assert await session.finish() == {"grade": 0.0, "second_grade": 0.0}
+async def test_two_graded_entries_have_the_time_of_both_whatever_the_clients_timeout(tools: Path) -> None:
+    add_entry(tools, prefix="second_")
+    async with open_remote(tools) as client, client.open() as session:
+        assert session._finish_s > 2 * TRIES * (GradeSettings(command=("a",)).timeout_s + 4 * FILES_S)
+        client.__dict__["_http"].timeout.read = 0.05
+        assert await session.finish() == {"grade": 0.0, "second_grade": 0.0}
 
 
 @pytest.mark.parametrize(

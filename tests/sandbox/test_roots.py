@@ -305,7 +305,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no Linux": (make_layer([("Files/Windows/system.ini", b"")]), "no /bin/sh"),
     "no program of this machine": (make_layer([("bin/sh", b"MZ")]), "no program for Linux"),
     "no archive": (b"hello" * 1000, r"no \.tar"),
-    "nothing": (b"", r"no \.tar"),
 }
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.build import build_plan
 from gateway.gateway import Gateway
 from gateway.sandbox import sandboxed_command
 from gateway.sandbox.sandbox_statistics import STATISTICS
@@ -24,12 +23,7 @@ async def test_health_and_metrics_tell_of_starts_refusals_and_limits(
     monkeypatch.setattr(STATISTICS, "limits_hit", type(STATISTICS.limits_hit)())
     entry = {"sandbox_tools": ["python"], "timeout_s": 30, "retries": 0, "sandbox": {"output_bytes": 1000}}
     (tmp_path / "box.yaml").write_text(json.dumps({"tools": [entry]}))
-
-    def make() -> Gateway:
-        plan = build_plan([tmp_path / "box.yaml"], None)
-        return Gateway(plan.sources, services=plan.services)
-
-    async with live_server_async(make) as server:
+    async with live_server_async(lambda: Gateway.load(tmp_path / "box.yaml", None)) as server:
         client = ApiClient(server.url)
         first, second = await client.begin(), await client.begin()
         await client.call(first, "python", json.dumps({"code": "print('x' * 5000)"}))

@@ -13,20 +13,19 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.build import build_plan
 from gateway.gateway import Gateway
 from gateway.sandbox import sandbox_toolset
 from gateway.sandbox.bubblewrap import find_copy_reason
 from gateway.sandbox.sandbox_state import unpack
 from gateway.state.state_hash import hash_state
 from gateway.types import Outcome, Task, ToolCall, ToolResult
+from tests.sandbox.roots import make_layer, make_link
 
 
 def make_gateway(folder: Path, **settings: Any) -> Gateway:
     file = folder / "box.yaml"
     file.write_text(json.dumps({"tools": [{"sandbox_tools": ["shell"], "timeout_s": 60, **settings}]}))
-    plan = build_plan([file], None)
-    return Gateway(plan.sources, services=plan.services)
+    return Gateway.load(file, None)
 
 
 async def play(gateway: Gateway, task: Task, *commands: str) -> tuple[str, dict[str, str]]:
@@ -141,12 +140,9 @@ async def test_state_leads_nowhere_outside_and_cannot_be_written_through(tmp_pat
 
 @pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
 def test_forged_archives_do_not_lead_out(tmp_path: Path, name: str) -> None:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo(name), io.BytesIO())
     (tmp_path / "in").mkdir()
     with pytest.raises(ValueError, match="leads out"):
-        unpack(packed.getvalue(), tmp_path / "in")
+        unpack(make_layer([(name, b"")]), tmp_path / "in")
     assert not (tmp_path / "out").exists()
 
 
@@ -154,18 +150,10 @@ def test_forged_archives_do_not_lead_out(tmp_path: Path, name: str) -> None:
 def test_nothing_is_written_through_links_of_forged_archives(tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "secret").write_text("kept")
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, target in (("file", tmp_path / "secret"), ("folder", tmp_path)):
-            link = tarfile.TarInfo(name)
-            link.type, link.linkname = kind, str(target)
-            tar.addfile(link)
-        for name in ("file", "folder/secret"):
-            member = tarfile.TarInfo(name)
-            member.size = 6
-            tar.addfile(member, io.BytesIO(b"stolen"))
+    links = make_link("file", str(tmp_path / "secret"), kind), make_link("folder", str(tmp_path), kind)
+    packed = make_layer([*links, ("file", b"stolen"), ("folder/secret", b"stolen")])
     with pytest.raises((ValueError, OSError)):
-        unpack(packed.getvalue(), tmp_path / "in")
+        unpack(packed, tmp_path / "in")
     assert (tmp_path / "secret").read_text() == "kept" and (tmp_path / "secret").stat().st_nlink == 1
 
 

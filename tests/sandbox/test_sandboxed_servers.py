@@ -21,6 +21,7 @@ from gateway.toolset import Session, hash_session_state
 from gateway.types import Outcome, Task, ToolCall, ToolResult
 from tests.mcp_client.test_rollout_folder import call, find_folder, notes_toolset
 from tests.sandbox.conftest import SMALL, open_session
+from tests.sandbox.conftest import call as call_tool
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -152,6 +153,5 @@ async def test_writable_folders_may_not_grow_beyond_the_limit_however_it_is_hidd
     settings = SMALL.model_copy(update={"disk_mb": 4, "files": 100, "writable": (shared,)})
     async with open_session(settings) as session:
         text = f"import os, time\n{code.format(folder=shared, n='{n}')}\ntime.sleep(600)"
-        with anyio.fail_after(PATIENCE_S):
-            result = await session.call(ToolCall("1", "python", json.dumps({"code": text})))
+        result = await call_tool(session, "python", code=text)
     assert result.outcome is Outcome.ERROR and reason in str(result.reason), result

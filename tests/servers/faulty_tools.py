@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import mcp_content
-
 if TYPE_CHECKING:
     from protocol import Connection, Send
 
@@ -56,22 +54,23 @@ class Call:
 class Tool:
     run: Callable[[Call], Awaitable[None]]
     properties: dict[str, Any]
-    more: dict[str, Any]
 
     def listing(self, name: str) -> dict[str, Any]:
         schema = {"type": "object", "properties": self.properties}
-        return {"name": name, "description": self.run.__doc__, "inputSchema": schema, **self.more}
+        return {"name": name, "description": self.run.__doc__, "inputSchema": schema}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
 
 
 TOOLS: dict[str, Tool] = {}
-STRING, NUMBER, INTEGER, BOOLEAN = ({"type": kind} for kind in ("string", "number", "integer", "boolean"))
+STRING, NUMBER, INTEGER = ({"type": kind} for kind in ("string", "number", "integer"))
 
 
-def tool(
-    more: dict[str, Any] | None = None, **properties: Any
-) -> Callable[[Callable[[Call], Awaitable[None]]], Callable[[Call], Awaitable[None]]]:
+def tool(**properties: Any) -> Callable[[Callable[[Call], Awaitable[None]]], Callable[[Call], Awaitable[None]]]:
     def register(run: Callable[[Call], Awaitable[None]]) -> Callable[[Call], Awaitable[None]]:
-        TOOLS[run.__name__] = Tool(run, properties, more or {})
+        TOOLS[run.__name__] = Tool(run, properties)
         return run
 
     return register
@@ -80,7 +79,7 @@ def tool(
 @tool(text=STRING)
 async def echo(call: Call) -> None:
     """Answers with its text."""
-    await call.content(mcp_content.text(call.argument("text", "")))
+    await call.content(text(call.argument("text", "")))
 
 
 @tool()
@@ -96,14 +95,14 @@ async def slow(call: Call) -> None:
     await call.progress(0, 1)
     await asyncio.sleep(call.argument("seconds", 1.0))
     await call.progress(1, 1)
-    await call.content(mcp_content.text("at last"))
+    await call.content(text("at last"))
 
 
 @tool(seconds=NUMBER)
 async def block(call: Call) -> None:
     """Blocks the whole server, as a synchronous function does."""
     time.sleep(call.argument("seconds", 1.0))  # noqa: ASYNC251
-    await call.content(mcp_content.text("awake"))
+    await call.content(text("awake"))
 
 
 @tool(code=INTEGER)
@@ -114,71 +113,70 @@ async def crash(call: Call) -> None:
     os._exit(call.argument("code", 3))
 
 
-@tool(answer=BOOLEAN)
+@tool()
 async def garbage(call: Call) -> None:
-    """Sends something that is not JSON, then answers or hangs."""
+    """Sends something that is not JSON, then answers."""
     await call.send("Traceback (most recent call last): {garbage")
-    if not call.argument("answer", True):
-        await asyncio.Event().wait()
-    await call.content(mcp_content.text("after the garbage"))
+    await call.content(text("after the garbage"))
 
 
 @tool(mb=NUMBER)
 async def huge(call: Call) -> None:
     """Answers with that many megabytes of text."""
-    await call.content(mcp_content.text("x" * int(call.argument("mb", 1) * MEGABYTE)))
+    await call.content(text("x" * int(call.argument("mb", 1) * MEGABYTE)))
 
 
 @tool()
-async def wrong_id(call: Call) -> None:
-    """Answers with an unknown request id, and then hangs."""
-    result = {"content": [mcp_content.text("for somebody else")]}
-    await call.send(json.dumps({"jsonrpc": "2.0", "id": "nobody-asked", "result": result}))
-    await asyncio.Event().wait()
-
-
-@tool(message=STRING)
 async def fail(call: Call) -> None:
     """Answers that it failed."""
-    await call.content(mcp_content.text(call.argument("message", "the tool failed")), isError=True)
+    await call.content(text("the tool failed"), isError=True)
 
 
-@tool(code=INTEGER, message=STRING)
+@tool()
 async def rpc_error(call: Call) -> None:
     """Answers with a JSON-RPC error."""
-    await call.error(call.argument("code", -32603), call.argument("message", "the server failed"))
+    await call.error(-32603, "the server failed")
 
 
-@tool(kind={"enum": list(mcp_content.BAD_RESULTS)})
+@tool()
 async def bad_content(call: Call) -> None:
-    """Answers with a result that the protocol does not allow."""
-    await call.result(**mcp_content.BAD_RESULTS[call.argument("kind", "unknown_type")])
+    """Answers with a part that the protocol does not have."""
+    await call.content(text("known"), {"type": "hologram", "data": "?"})
 
 
-@tool(width=INTEGER, height=INTEGER)
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+IMAGE = {"type": "image", "data": PNG, "mimeType": "image/png"}
+MIDDLE = (
+    IMAGE,
+    {"type": "audio", "data": "UklGRgAAAABXQVZF", "mimeType": "audio/wav"},
+    {"type": "resource", "resource": {"uri": "note://1", "mimeType": "text/plain", "text": "the text of a note"}},
+    {"type": "resource_link", "uri": "note://3", "name": "a note", "mimeType": "text/plain"},
+)
+
+
+@tool()
 async def image(call: Call) -> None:
-    """Answers with a black PNG of that size."""
-    await call.content(mcp_content.image(call.argument("width", 4), call.argument("height", 4)))
+    """Answers with a picture."""
+    await call.content(IMAGE)
 
 
 @tool()
 async def mixed(call: Call) -> None:
     """Answers with one part of each kind, text first and last."""
-    middle = (mcp_content.image(4, 4), mcp_content.audio(), mcp_content.text_resource(), mcp_content.link())
-    await call.content(mcp_content.text("before"), *middle, mcp_content.text("after"))
+    await call.content(text("before"), *MIDDLE, text("after"))
 
 
 @tool()
 async def count(call: Call) -> None:
     """Counts its calls on this connection."""
     call.connection.count += 1
-    await call.content(mcp_content.text(str(call.connection.count)))
+    await call.content(text(str(call.connection.count)))
 
 
 @tool()
 async def pid(call: Call) -> None:
     """Answers with the server's process id."""
-    await call.content(mcp_content.text(str(os.getpid())))
+    await call.content(text(str(os.getpid())))
 
 
 @tool()
@@ -187,7 +185,7 @@ async def grow(call: Call) -> None:
     shared = call.connection.shared
     shared.grown += 1
     await shared.announce("notifications/tools/list_changed")
-    await call.content(mcp_content.text(f"echo-grown{shared.grown}"))
+    await call.content(text(f"echo-grown{shared.grown}"))
 
 
 @tool(method=STRING)
@@ -198,15 +196,14 @@ async def ask(call: Call) -> None:
     method = call.argument("method", "roots/list")
     await call.send(json.dumps({"jsonrpc": "2.0", "id": request_id, "method": method, "params": {}}))
     response = await future
-    await call.content(mcp_content.text(json.dumps(response.get("result", response.get("error")))))
+    await call.content(text(json.dumps(response.get("result", response.get("error")))))
 
 
 @tool()
 async def was_cancelled(call: Call) -> None:
-    """Answers with the ids and the tools of all requests that clients cancelled."""
-    cancelled = call.connection.shared.cancelled
-    answer = {"ids": [request["id"] for request in cancelled], "tools": [request["tool"] for request in cancelled]}
-    await call.content(mcp_content.text(json.dumps(answer)), structuredContent=answer)
+    """Answers with the tools of all requests that clients cancelled."""
+    answer = {"tools": call.connection.shared.cancelled}
+    await call.content(text(json.dumps(answer)), structuredContent=answer)
 
 
 @tool()
@@ -215,7 +212,7 @@ async def spawn_grandchild(call: Call) -> None:
     sleeper = [sys.executable, "-c", f"import time; time.sleep({GRANDCHILD_LIFE_S})"]
     devnull = asyncio.subprocess.DEVNULL
     child = await asyncio.create_subprocess_exec(*sleeper, stdin=devnull, stdout=devnull, stderr=devnull)
-    await call.content(mcp_content.text(str(child.pid)))
+    await call.content(text(str(child.pid)))
 
 
 DAEMON = """
@@ -242,4 +239,4 @@ async def spawn_daemons(call: Call) -> None:
         assert daemon.stdout is not None
         pids.append(int(await daemon.stdout.readline()))
         await daemon.wait()
-    await call.content(mcp_content.text(json.dumps(pids)))
+    await call.content(text(json.dumps(pids)))

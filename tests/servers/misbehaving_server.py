@@ -32,6 +32,7 @@ def read_flags(argv: Sequence[str]) -> Flags:
     parser.add_argument("--pages", type=int, default=1, help="list the tools on this many pages")
     parser.add_argument("--endless-pages", action="store_true", help="each page of the listing names a next one")
     parser.add_argument("--ignore-term", action="store_true", help="stay when stdin ends and when SIGTERM comes")
+    parser.add_argument("--ignore-pings", action="store_true", help="be silent to pings")
     return parser.parse_args(argv, namespace=Flags())
 
 

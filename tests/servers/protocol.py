@@ -29,6 +29,7 @@ class Flags(argparse.Namespace):
     pages: int
     endless_pages: bool
     ignore_term: bool
+    ignore_pings: bool
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class Shared:
 
     flags: Flags
     connections: list[Connection] = field(default_factory=list)
-    cancelled: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: list[str | None] = field(default_factory=list)
     grown: int = 0
 
     async def announce(self, method: str) -> None:
@@ -71,7 +72,7 @@ class Connection:
             self.server_requests.pop(message["id"]).set_result(message)
         if message.get("method") == "notifications/cancelled":
             request = message["params"]["requestId"]
-            self.shared.cancelled.append({"id": request, "tool": self.names.get(request)})
+            self.shared.cancelled.append(self.names.get(request))
             if request in self.running:
                 self.running[request].cancel()
         return None
@@ -97,8 +98,10 @@ class Connection:
                     serverInfo={"name": "misbehaving", "version": "1.0.0"},
                     instructions="Every tool does what its description says.",
                 )
-            case "ping":
+            case "ping" if not self.shared.flags.ignore_pings:
                 await call.result()
+            case "ping":
+                await asyncio.Event().wait()
             case "tools/list":
                 await call.result(**build_page(TOOLS, self.shared, call.params.get("cursor")))
             case "tools/call" if tool := TOOLS.get(str(call.params.get("name")).split("-")[0]):

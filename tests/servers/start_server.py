@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -37,10 +37,15 @@ def free_port() -> int:
     return int(reserved.getsockname()[1])
 
 
-@asynccontextmanager
-async def serve_misbehaving(transport: Web, *flags: str) -> AsyncIterator[str]:
+def serve_misbehaving(transport: Web, *flags: str) -> AbstractAsyncContextManager[str]:
     """The misbehaving server over HTTP as a child process; yields its URL once it listens."""
-    command = [sys.executable, str(MISBEHAVING), "--transport", transport, *flags]
+    return serve_script(MISBEHAVING, "--transport", transport, *flags)
+
+
+@asynccontextmanager
+async def serve_script(script: Path, *arguments: str) -> AsyncIterator[str]:
+    """A Python script as a child process that prints its URL first, which is yielded."""
+    command = [sys.executable, str(script), *arguments]
     process = await anyio.open_process(command, stdin=None, stderr=None, start_new_session=True)
     try:
         assert process.stdout is not None

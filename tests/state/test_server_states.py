@@ -14,7 +14,6 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.build import build_plan
 from gateway.client import RemoteGateway
 from gateway.errors import SessionError
 from gateway.gateway import Gateway
@@ -42,8 +41,7 @@ def make_gateway(folder: Path, **settings: Any) -> Gateway:
     entry = {"command": sys.executable, "args": [NOTES_SERVER, FOLDER], "isolation": "process", **settings}
     file = folder / "mcp_servers.json"
     file.write_text(json.dumps({"mcpServers": {"notes": entry}}))
-    plan = build_plan(None, file)
-    return Gateway(plan.sources, services=plan.services)
+    return Gateway.load(None, file)
 
 
 @asynccontextmanager
@@ -71,13 +69,13 @@ async def test_task_begins_from_the_state_that_it_names_and_changes_only_its_cop
     assert hash_state(states) == before
 
 
-@pytest.mark.parametrize("name", ["three", "../secret", "/etc", "link", "one/../../secret", "x" * 300, "\0"])
-async def test_states_of_other_names_and_places_are_refused(tmp_path: Path, states: Path, name: str) -> None:
+async def test_states_of_other_names_and_places_are_refused(tmp_path: Path, states: Path) -> None:
     (tmp_path / "secret").mkdir()
     (states / "link").symlink_to(tmp_path / "secret")
     async with open_gateway(tmp_path, states="states") as gateway:
-        with pytest.raises(SessionError, match="state"):
-            await gateway.begin(Task(state=name))
+        for name in ("three", "../secret", "/etc", "link", "one/../../secret", "x" * 300, "\0"):
+            with pytest.raises(SessionError, match="state"):
+                await gateway.begin(Task(state=name))
 
 
 async def test_rollouts_that_did_the_same_end_with_the_same_hash(tmp_path: Path, states: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as Pictures
 
@@ -22,6 +23,7 @@ from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.session import AnyGateway, Reward
 from gateway.tape import ReplayGateway, record_gateway
+from gateway.tape.line_format import RequestHistory, digest_call, encode_answer
 from gateway.tape.tape_file import load_tape
 from gateway.tool_table import Source
 from gateway.types import Feedback, Hints, Outcome, Task, ToolCall, ToolResult
@@ -124,7 +126,7 @@ async def test_order_of_answers_to_parallel_calls_does_not_matter(tmp_path: Path
         return index
 
     source = Source("slow", NativeToolset([FunctionTool(slow)]))
-    batch = [call("slow", place=0), call("slow", place=1)]
+    batch = [call("slow", index=0), call("slow", index=1)]
     with anyio.fail_after(60):
         async with record_gateway(Gateway([source]), tmp_path / "tape") as recorder, recorder.open(Task()) as session:
             recorded = await session.calls(batch)
@@ -217,32 +219,68 @@ async def test_full_disk_stops_the_recording_with_an_error(tmp_path: Path, monke
     assert len(load_tape(tmp_path / "tape").sessions) == 1
 
 
-MESSAGES = st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3), max_size=4)
+Batch = Sequence[ToolCall]
+Plan = tuple[str, Sequence[Batch]]
+"""A task's id, and the messages of its session."""
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=4,
+)
+ARGUMENTS = VALUES.map(lambda value: json.dumps({"value": value})) | st.text(max_size=4)
+CALLS = st.builds(ToolCall, st.text(max_size=2), st.sampled_from(["tick", "other"]), ARGUMENTS)
+PLANS = st.lists(
+    st.tuples(st.sampled_from("st"), st.lists(st.lists(CALLS, max_size=3), max_size=4)), min_size=1, max_size=4
+)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["s", "t"]), MESSAGES), min_size=1, max_size=4), st.randoms())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_rollouts_of_different_tasks_can_be_replayed_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory, plans: list[tuple[str, list[list[str]]]], random: Any
-) -> None:
-    tape = tmp_path_factory.mktemp("any") / "tape"
+def to_text(result: ToolResult) -> str:
+    return json.dumps(encode_answer(result, {}), sort_keys=True)
 
-    async def run_calls(gateway: AnyGateway, task: str, batches: list[list[str]]) -> list[ToolResult]:
-        async with gateway.open(Task(id=task)) as session:
-            return [
-                result
-                for batch in batches
-                for result in await session.calls([call("tick", word=word) for word in batch])
-            ]
 
+async def run_plans(gateway: AnyGateway, plans: Sequence[Plan], random: Random) -> list[list[str]]:
+    """Opens the sessions in order, then sends their messages in random order."""
+    sessions = [await gateway.begin(Task(id)) for id, _ in plans]
+    answers: list[list[str]] = [[] for _ in plans]
+    order = [index for index, (_, batches) in enumerate(plans) for _ in batches]
+    random.shuffle(order)
+    remaining = [list(batches) for _, batches in plans]
+    for index in order:
+        answers[index] += map(to_text, await sessions[index].calls(remaining[index].pop(0)))
+    for session in random.sample(sessions, len(sessions)):
+        await session.close()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("laws")
+
+
+def new_tape_path(folder: Path) -> Path:
+    return folder / str(len(list(folder.iterdir())))
+
+
+@given(plans=PLANS, random=st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_interleaved_sessions_are_replayed_byte_for_byte(folder: Path, plans: list[Plan], random: Random) -> None:
     async def main() -> None:
-        async with record_gateway(build_gateway(), tape) as recorder:
-            recorded = [await run_calls(recorder, *plan) for plan in plans]
-        order = sorted(range(len(plans)), key=lambda index: (plans[index][0], index))
-        if random.random() < 0.5:
-            order = sorted(range(len(plans)), key=lambda index: (plans[index][0] == "s", index))
+        tape = new_tape_path(folder)
+        async with record_gateway(build_gateway(), tape) as gateway:
+            recorded = await run_plans(gateway, plans, random)
         async with ReplayGateway(tape) as replay:
-            replayed = {index: await run_calls(replay, *plans[index]) for index in order}
-        assert [replayed[index] for index in range(len(plans))] == recorded
+            assert await run_plans(replay, plans, random) == recorded
+            assert await run_plans(replay, plans, random) == recorded
 
     anyio.run(main)
+
+
+@given(batches=st.lists(st.lists(CALLS, max_size=3), max_size=5))
+def test_history_digest_ignores_message_borders_and_call_ids(batches: list[list[ToolCall]]) -> None:
+    by_message, by_call = RequestHistory(Task("t")), RequestHistory(Task("t"))
+    for batch in batches:
+        by_message.add([digest_call(call, "policy") for call in batch])
+        for call in batch:
+            by_call.add([digest_call(ToolCall("another", call.name, call.arguments), "policy")])
+    assert by_message.digest == by_call.digest and by_message.count == sum(map(len, batches))

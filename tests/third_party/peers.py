@@ -1,4 +1,4 @@
-"""Third-party MCP servers and clients in an environment of their own, which `make peers` installs."""
+"""Third-party MCP servers in an environment of their own, which `make peers` installs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-PYTHON = str(Path(__file__).parents[2] / ".mcp-peers" / "bin" / "python")
 FASTMCP_PYTHON = str(Path(__file__).parents[2] / ".fastmcp-peers" / "bin" / "python")
 """Of FastMCP 4, which needs another release of `mcp`."""
 ASKING_SERVER = str(Path(__file__).with_name("asking_server.py"))

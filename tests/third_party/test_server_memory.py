@@ -18,18 +18,16 @@ from gateway.finding import Finding
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
 from gateway.types import Outcome, Task, ToolCall
+from tests.third_party.peers import write_servers
 
 SERVER = Path(__file__).parents[2] / ".npm-peers/node_modules/@modelcontextprotocol/server-memory/dist/index.js"
 OWN_FILE = {"MEMORY_FILE_PATH": "${MTRL_ROLLOUT_DIR}/memory.jsonl"}
 
 
-def write_servers(folder: Path, **settings: Any) -> Path:
+def memory_server(folder: Path, **settings: Any) -> Path:
     node = shutil.which("node")
     assert node is not None and SERVER.exists(), "run `make peers`, which needs Node.js and npm"
-    entry = {"command": node, "args": [str(SERVER)], "isolation": "process", **settings}
-    file = folder / "mcp_servers.json"
-    file.write_text(json.dumps({"mcpServers": {"memory": entry}}))
-    return file
+    return write_servers(folder, memory={"command": node, "args": [str(SERVER)], "isolation": "process", **settings})
 
 
 async def call(session: GatewaySession, tool: str, **arguments: Any) -> str:
@@ -44,22 +42,17 @@ async def find_problems(file: Path) -> list[Finding]:
 
 
 async def test_check_finds_that_processes_share_a_file_and_names_the_remedy(tmp_path: Path) -> None:
-    [problem] = await find_problems(write_servers(tmp_path))
+    [problem] = await find_problems(memory_server(tmp_path))
     assert "shares files: one session wrote with create_entities" in problem.text
     assert "MEMORY_FILE_PATH" in problem.remedy and "${MTRL_ROLLOUT_DIR}" in problem.remedy
 
 
 async def test_remedy_of_the_check_isolates_rollouts(tmp_path: Path) -> None:
-    file = write_servers(tmp_path, env=OWN_FILE)
+    file = memory_server(tmp_path, env=OWN_FILE)
     assert await find_problems(file) == []
     entity = {"name": "Ada", "entityType": "person", "observations": ["likes numbers"]}
     with anyio.fail_after(100):
-        plan = build_plan(None, file)
-        async with (
-            Gateway(plan.sources, services=plan.services) as gateway,
-            gateway.open(Task("a")) as first,
-            gateway.open(Task("b")) as second,
-        ):
-            await call(first, "create_entities", entities=[entity])
-            assert "Ada" in await call(first, "read_graph")
-            assert "Ada" not in await call(second, "read_graph")
+        async with Gateway.load(None, file) as gateway, gateway.open(Task("a")) as one, gateway.open(Task("b")) as two:
+            await call(one, "create_entities", entities=[entity])
+            assert "Ada" in await call(one, "read_graph")
+            assert "Ada" not in await call(two, "read_graph")

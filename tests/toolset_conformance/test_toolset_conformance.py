@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from gateway.tool_table import Source
 from gateway.types import Outcome, Task, Text, ToolCall, ToolResult
 from gateway.wire import to_plain
 from tests.toolset_conformance.gateway_kinds import OpenGateway, in_process
-from tests.toolset_conformance.sample_tools import ALL_PARTS, NOT_JSON, make_call, sample_sources
+from tests.toolset_conformance.sample_tools import ALL_PARTS, NOT_JSON, facts, make_call, sample_sources
 
 SOLVED = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "#### 42"}]
 
@@ -52,16 +51,7 @@ async def test_all_part_types_keep_their_order(open_tool_gateway: OpenGateway) -
 
 async def test_all_result_fields_are_preserved(open_tool_gateway: OpenGateway) -> None:
     async with open_tool_gateway(sample_sources) as gateway, gateway.open() as session:
-        assert without_times(await session.call(make_call("facts"))) == ToolResult(
-            (Text("facts"),),
-            Outcome.OK,
-            reward=0.5,
-            done=True,
-            structured={"deep": [1, None, {"ä": 2.5}]},
-            metrics={"tokens": 7},
-            reason="because",
-            meta={"trace": "kept"},
-        )
+        assert without_times(await session.call(make_call("facts"))) == await facts()
 
 
 @pytest.mark.parametrize("beside", ["", "x" * 2 * LARGE], ids=["small", "large"])
@@ -131,16 +121,6 @@ async def test_rewards_of_calls_feedback_and_end_are_collected(open_gateway: Ope
         assert rewards == [("judge", 0.25, "call"), ("gsm8k", 1.0, "feedback"), ("judge", 2.0, "end")]
 
 
-async def test_feedback_scores_the_last_turn(open_gateway: OpenGateway) -> None:
-    task = Task(feedback="gsm8k", feedback_args={"ground_truth": "42"})
-    async with open_gateway(sample_sources) as gateway, gateway.open(task) as session:
-        wrong = await session.feedback([{"role": "assistant", "content": "#### 41"}])
-        assert (wrong.done, wrong.score, wrong.outcome) == (False, 0.0, Outcome.OK)
-        assert "incorrect" in wrong.message
-        right = await session.feedback(SOLVED)
-        assert (right.done, right.score, right.message) == (True, 1.0, "Your response is correct!")
-
-
 async def test_failure_to_open_a_session_is_explained(open_gateway: OpenGateway) -> None:
     async with open_gateway(sample_sources) as gateway:
         with pytest.raises(SessionError, match=r"no tool named 'sub'; offered are: add"):
@@ -158,22 +138,6 @@ async def test_closed_session_refuses_calls(open_gateway: OpenGateway) -> None:
         await session.close()
         with pytest.raises(SessionError, match="closed"):
             await session.call(make_call("add", '{"a": 1}'))
-
-
-async def test_many_sessions_run_concurrently(open_gateway: OpenGateway) -> None:
-    async def roll(place: int) -> None:
-        async with gateway.open() as session:
-            calls = [make_call("remember", f'{{"word": "{place}.{turn}"}}') for turn in range(3)]
-            texts.extend([(await session.call(first)).text for first in calls])
-
-    texts: list[str] = []
-    async with open_gateway(sample_sources) as gateway:
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                for place in range(20):
-                    tasks.start_soon(roll, place)
-    words = [[f"{place}.{turn}" for turn in range(upto)] for place in range(20) for upto in (1, 2, 3)]
-    assert sorted(texts) == sorted(str(first).replace("'", '"') for first in words)
 
 
 async def direct_results(calls: list[ToolCall]) -> list[ToolResult]:
@@ -200,7 +164,7 @@ async def open_session(open_gateway: OpenGateway) -> AnySession:
         yield session
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=CALLS)
 async def test_arbitrary_calls_have_the_same_results(open_session: AnySession, calls: list[ToolCall]) -> None:
     assert [without_times(result) for result in await open_session.calls(calls)] == await direct_results(calls)

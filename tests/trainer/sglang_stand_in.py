@@ -40,8 +40,6 @@ def main(behaviour: str, words: list[str]) -> None:
     sys.stdout.flush()
     if behaviour == "dies":
         sys.exit("RuntimeError: there is no memory left")
-    if behaviour == "sleeps":
-        child.wait()
     port = int(words[words.index("--port") + 1])
     server = HTTPServer(("127.0.0.1", port), Health)
     if behaviour == "hangs":

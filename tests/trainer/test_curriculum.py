@@ -42,19 +42,18 @@ def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.data.curriculum.RECENT_STEPS", 2)
 
 
-def test_stage_lasts_until_its_step() -> None:
-    plan = curriculum({"until": {"step": 2}}, {"until": {"step": 3}}, {})
-    assert stages_of(plan, 0, 0, 0, 0, 0) == [0, 0, 1, 2, 2]
-
-
-def test_stage_lasts_until_success_over_its_latest_steps() -> None:
-    plan = curriculum({"until": {"success": 0.5}}, {"until": {"success": 1.0}}, {})
-    assert stages_of(plan, 0, 1.0, 1.0, 1.0, 0) == [0, 0, 1, 1, 2]
-
-
-def test_success_counts_within_its_stage_and_for_scored_steps() -> None:
-    plan = curriculum({"until": {"success": 1.0}}, {"until": {"success": 1.0}}, {})
-    assert stages_of(plan, 1.0, None, None, 1.0, 1.0, None, 1.0, 0) == [0, 0, 0, 0, 1, 1, 1, 2]
+@pytest.mark.parametrize(
+    ("until", "successes", "stages"),
+    [
+        (({"step": 2}, {"step": 3}), (0, 0, 0, 0, 0), [0, 0, 1, 2, 2]),
+        (({"success": 0.5}, {"success": 1.0}), (0, 1.0, 1.0, 1.0, 0), [0, 0, 1, 1, 2]),
+        (({"success": 1.0}, {"success": 1.0}), (1, None, None, 1, 1, None, 1, 0), [0, 0, 0, 0, 1, 1, 1, 2]),
+    ],
+)
+def test_stage_lasts_until_its_step_or_success_over_its_own_scored_steps(
+    until: tuple[dict[str, Any], ...], successes: tuple[float | None, ...], stages: list[int]
+) -> None:
+    assert stages_of(curriculum(*({"until": each} for each in until), {}), *successes) == stages
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
 from gateway.media.sniff import to_data_uri
 from gateway.types import Image
 from tests.sample_images import animation, decode, encode, plain_image, png, truncated_png
+from tests.trainer.test_data import Form, jsonl, parquet, saved
 from trainer.data import load_rows
 from trainer.rollout.task import Task
 
@@ -50,7 +48,7 @@ def test_placeholders_are_counted_over_all_messages() -> None:
     task = one({"messages": chat, "images": [RED, BLUE, JPEG]})
     assert [medium.data for medium in task.media] == [RED, BLUE, JPEG]
     assert [part["type"] for part in task.messages[2]["content"]] == ["image", "text", "image", "text"]
-    assert task.messages[1] == chat[1]
+    assert task.messages[1] == chat[1] and task.columns["images"] == [RED, BLUE, JPEG]
 
 
 @pytest.mark.parametrize(
@@ -83,22 +81,10 @@ def test_image_can_have_every_supported_form(form: Callable[[Path], Any], tmp_pa
         assert one({"prompt": [{"role": "user", "content": [part]}]}).media == column.media
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "saved"])
-def test_paths_are_relative_to_the_data_file(form: str, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    rows = [{"prompt": "<image>?", "images": ["a.png"]}, {"prompt": "none", "images": []}]
-    if form == "jsonl":
-        source = folder / "rows.jsonl"
-        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif form == "parquet":
-        source = folder / "rows.parquet"
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
-    else:
-        source = folder
-        datasets.disable_progress_bars()
-        datasets.Dataset.from_list(rows).save_to_disk(str(folder))
-    (folder / "a.png").write_bytes(RED)
+@pytest.mark.parametrize("form", [jsonl, parquet, saved])
+def test_paths_are_relative_to_the_data_file(form: Form, tmp_path: Path) -> None:
+    source = form(tmp_path, [{"prompt": "<image>?", "images": ["a.png"]}, {"prompt": "none", "images": []}])
+    ((tmp_path / "saved") if form is saved else tmp_path).joinpath("a.png").write_bytes(RED)
     tasks = load_rows(source)
     assert [task.media for task in tasks] == [(Image(RED),), ()]
     assert tasks[1].messages == ({"role": "user", "content": "none"},)
@@ -157,17 +143,3 @@ def test_id_of_a_row_depends_on_its_image_content() -> None:
     row = {"prompt": "?", "images": [decode(RED)]}
     assert one(row).id == one({"prompt": "?", "images": [decode(bytes(bytearray(RED)))]}).id
     assert one(row).id != one({"prompt": "?", "images": [decode(BLUE)]}).id
-
-
-@settings(max_examples=60, deadline=None)
-@given(pieces=st.lists(st.sampled_from(["a", " ", "<", "image>", None]), max_size=12))
-def test_text_and_images_keep_their_order(pieces: list[str | None]) -> None:
-    images = [png(place + 1, 1) for place, piece in enumerate(pieces) if piece is None]
-    prompt = "x" + "".join("<image>" if piece is None else piece for piece in pieces)
-    if prompt.count("<image>") != len(images):
-        return
-    task = one({"prompt": prompt, "images": images})
-    said = task.messages[0]["content"]
-    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said
-    assert "".join("<image>" if part["type"] == "image" else part["text"] for part in parts) == prompt
-    assert [medium.data for medium in task.media] == images

@@ -33,14 +33,6 @@ def _why(template: Template) -> tuple[Message, ...]:
     return ({"role": "user", "content": "Why?"},)
 
 
-def test_ledger_equal_to_the_full_render_has_no_drift() -> None:
-    template = make_template(HERMES)
-    ledger = _opened(template) + _wrote(template, "A gnu.<|im_end|>", text_turn("A gnu."))
-    ledger = _asked(template, ledger, _why(template))
-    assert find_drifts(template, ledger, [TOOL]) == ()
-    assert find_drifts(template, ledger + _wrote(template, "So.<|im_end|>", text_turn("So.")), [TOOL]) == ()
-
-
 def test_whitespace_is_drift_unless_ignored() -> None:
     template = make_template(HERMES)
     ledger = _opened(template) + _wrote(template, "A gnu.\n <|im_end|>", text_turn("A gnu."))

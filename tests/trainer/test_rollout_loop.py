@@ -9,8 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway.config.models import Limits
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
+from gateway.limits import LimitedToolset
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
 from gateway.types import Outcome, ToolResult
 from gateway.types import Task as SessionTask
@@ -18,7 +22,6 @@ from tests.feedback.interactions import Recorder
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, QUESTION, encode_turns, make_gateway, render_calls
 from tests.trainer.tokenizer_families import FAMILIES
-from trainer.engine.base import EngineError
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import OFFERED, Author
 from trainer.rollout.loop import RolloutRunner
@@ -26,7 +29,7 @@ from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import BackIntoThinking, Step, Stepper, ToolsAndFeedback, Turn
 from trainer.rollout.task import Task
-from trainer.template import Settings, Template
+from trainer.template import Cause, Settings, Template, find_drifts
 
 
 async def add(a: int, b: int) -> int:
@@ -107,14 +110,12 @@ async def test_tools_answer_calls_and_the_interaction_answers_text() -> None:
     ], "each request starts with exactly the ids of the one before"
 
 
-async def test_several_calls_of_a_turn_share_one_tool_entry() -> None:
-    template = make_template(HERMES)
-    turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})), "2 and 4")
-    rollout, _ = await run_rollout(turns, template=template)
-    (tool,) = [entry for entry in rollout.ledger if entry.author is Author.TOOL]
-    assert [message["content"] for message in tool.messages] == ["2", "4"]
-    assert tool.outcomes == (Outcome.OK, Outcome.OK)
-    assert len({call.id for call in rollout.ledger.turns[0].calls}) == 2
+async def test_instructions_of_tools_are_the_system_prompt() -> None:
+    tool = FunctionTool(add)
+    tool.spec = replace(tool.spec, instructions="Adds without error.")
+    tools = Gateway([Source("tools", LimitedToolset(NativeToolset([tool]), Limits()))])
+    rollout, _ = await run_rollout(encode_turns(make_template(HERMES), "done"), tools=tools)
+    assert rollout.ledger.messages[:2] == ({"role": "system", "content": "Adds without error."}, *QUESTION)
 
 
 async def test_invalid_calls_are_answered_with_an_explanation() -> None:
@@ -135,24 +136,17 @@ async def test_truncated_turn_ends_the_rollout_without_executing_calls() -> None
     assert authors(rollout) == ["task", "policy"] and len(rollout.ledger.turns[0].ids) == 40
 
 
-async def test_too_long_answer_ends_the_rollout_and_adds_no_tokens() -> None:
+@pytest.mark.parametrize("limits", [{"rollout_tokens": 3000}, {"rollout_tokens": 100_000, "response_tokens": 200}])
+async def test_too_long_answer_ends_the_rollout_and_adds_no_tokens(limits: dict[str, Any]) -> None:
     template = make_template(HERMES)
-    rollout, _ = await run_rollout(
-        encode_turns(template, render_calls(("answer_at_length", {}))),
-        template=template,
-        limits=RolloutLimits(rollout_tokens=3000),
-    )
-    assert rollout.stop is StopReason.LENGTH_ROLLOUT
+    turns = encode_turns(template, render_calls(("answer_at_length", {})))
+    rollout, _ = await run_rollout(turns, template=template, limits=RolloutLimits(**limits))
+    assert rollout.stop is StopReason.LENGTH_ROLLOUT and len(rollout.ledger.entries[0].ids) > 200
     assert rollout.ledger.entries[-1].ids == () and "does not fit" in rollout.reason
 
 
-async def test_response_tokens_bound_turns_and_answers_but_not_the_prompt() -> None:
+async def test_response_tokens_bound_turns_but_not_the_prompt() -> None:
     template = make_template(HERMES)
-    turns = encode_turns(template, render_calls(("answer_at_length", {})))
-    limits = RolloutLimits(rollout_tokens=100_000, response_tokens=len(turns[0]) + 100)
-    rollout, _ = await run_rollout(turns, template=template, limits=limits)
-    assert rollout.stop is StopReason.LENGTH_ROLLOUT
-    assert len(rollout.ledger.turns[0].ids) == len(turns[0]) < len(rollout.ledger.entries[0].ids)
     endless = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})) * 50, end=False)
     rollout, _ = await run_rollout(endless, template=template, limits=RolloutLimits(response_tokens=30))
     assert rollout.stop is StopReason.LENGTH_ROLLOUT and len(rollout.ledger.turns[0].ids) == 30
@@ -198,26 +192,10 @@ async def test_failing_interaction_ends_the_rollout_unscored() -> None:
     assert "its judge is down" in rollout.reason and rollout.rewards == {} and rollout.reward is None
 
 
-async def test_engine_error_ends_the_rollout_with_engine_failed() -> None:
-    rollout, _ = await run_rollout([EngineError("out of memory")])
-    assert (rollout.stop, rollout.reason) == (StopReason.ENGINE_FAILED, "out of memory")
-    assert authors(rollout) == ["task"]
-
-
 async def test_tool_can_end_the_rollout() -> None:
     template = make_template(HERMES)
     rollout, _ = await run_rollout(encode_turns(template, render_calls(("finish", {}))), template=template)
     assert rollout.stop is StopReason.TOOL_DONE and rollout.rewards == {"call": 0.5}
-
-
-async def test_cancelling_a_rollout_cancels_its_calls_and_closes_its_session() -> None:
-    template = make_template(HERMES)
-    engine = ScriptedEngine({"g/t/0": encode_turns(template, render_calls(("hang", {})))})
-    with anyio.fail_after(60):
-        async with gateway() as open_gateway:
-            with anyio.move_on_after(0.1):
-                await RolloutRunner(engine, template, open_gateway).run(PLAIN_TASK, group="g")
-            assert not open_gateway.sessions
 
 
 async def test_inserted_text_continues_the_turn_and_is_masked() -> None:
@@ -270,3 +248,28 @@ async def test_inference_template_starts_a_new_ledger_when_reasoning_is_dropped(
     )
     assert engine.requests[1].ids == rollout.ledger.entries[0].ids
     assert sum(rollout.ledger.mask) == len(rollout.ledger.turns[0].ids)
+
+
+HERMES_TURN = render_calls(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}), ("add", {"a": 5, "b": 6}))
+LLAMA_TURN = '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}'
+LEFT_OUT = "add was not called: a turn may have {} at most. Call it in your next turn."
+
+
+async def test_further_calls_of_a_turn_are_answered_and_not_made_and_ids_stay_exact() -> None:
+    template = make_template(HERMES, parser="hermes")
+    turns = encode_turns(template, HERMES_TURN, "done")
+    rollout, _ = await run_rollout(turns, template=template, limits=RolloutLimits(parallel_calls=2))
+    policy, tool = rollout.ledger.entries[1:3]
+    assert len(policy.messages[0]["tool_calls"]) == len({call.id for call in policy.calls}) == 2
+    assert tool.outcomes == (Outcome.OK, Outcome.OK, Outcome.INVALID)
+    assert [message["content"] for message in tool.messages] == ["3", "7", LEFT_OUT.format("2 calls")]
+    assert [turn.ids for turn in rollout.turns] == turns and rollout.infos["drift"] == {Cause.EXTRA_CALLS: 1}
+    drifts = find_drifts(template, rollout.ledger)
+    assert all(drift.is_harmless for drift in drifts if drift.cause is Cause.EXTRA_CALLS)
+
+
+async def test_template_that_writes_one_call_limits_a_turn_without_a_setting() -> None:
+    template = make_template(FAMILIES["llama3"], parser="llama3")
+    rollout, _ = await run_rollout(encode_turns(template, LLAMA_TURN, "done"), template=template)
+    assert [message["content"] for message in rollout.ledger.entries[2].messages] == ["3", LEFT_OUT.format("1 call")]
+    assert rollout.infos["drift"] == {Cause.EXTRA_CALLS: 1}

@@ -1,12 +1,14 @@
-"""Tests rollouts.jsonl and its blobs, including damaged and truncated files."""
+"""Ledgers equal a slow walk over their entries, and rollouts.jsonl with its blobs is read as it was written."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.types import Image, Text
-from tests.trainer.rollout_strategies import bitwise_key, rollouts
-from trainer.ledger import Author, Entry, Ledger
+from gateway.types import Audio, Image, Text, Video
+from tests.trainer.rollout_strategies import bitwise_key, ledgers, rollouts
+from tests.trainer.train.test_train_metrics import file_size_limit
+from trainer.engine.base import Generation
+from trainer.ledger import Author, Entry, Ledger, MediaSpan, encode_version_runs
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.storage.rollout_file import ROLLOUTS_FILE, Rollouts, RolloutWriter, RunError
 from trainer.storage.rollout_line import pack_array, unpack_array
@@ -44,13 +48,6 @@ def test_rollouts_are_read_as_they_were_written(given: list[Rollout]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_run(Path(folder), *given)
         assert bitwise_key(list(Rollouts(Path(folder)))) == bitwise_key(given)
-
-
-@given(st.lists(st.floats(width=64)))
-def test_packed_array_keeps_every_bit_of_doubles(values: list[float]) -> None:
-    text = pack_array(values, "d")
-    assert pack_array(unpack_array(text, "d"), "d") == text
-    assert bitwise_key(list(unpack_array(text, "d"))) == bitwise_key(values)
 
 
 @pytest.mark.parametrize("text", ["plain:AAAA", "deflate:AAAA", pack_array([7] * 1000, "i")[:-8]])
@@ -87,30 +84,12 @@ def test_incomplete_last_line_is_ignored_and_then_truncated(cut: int) -> None:
         assert [rollout.index for rollout in Rollouts(Path(folder))] == [0, 9]
 
 
-def test_full_disk_leaves_no_partial_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_line(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as run:
         run.add(ROLLOUT)
-        real = run._file
-
-        class Full:
-            def __init__(self) -> None:
-                self.writes = 0
-
-            def write(self, data: memoryview) -> int:
-                self.writes += 1
-                if self.writes > 1:
-                    raise OSError(28, "No space left on device")
-                return real.write(data[:10])
-
-            def __getattr__(self, name: str) -> object:
-                return getattr(real, name)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(run, "_file", Full())
-            with pytest.raises(
-                RunError, match=r"rollouts.jsonl: cannot be written \(No space left.*\)\n.*make room on"
-            ):
-                run.add(ROLLOUT)
+        size = (tmp_path / ROLLOUTS_FILE).stat().st_size
+        with file_size_limit(size + 10), pytest.raises(RunError, match=r"rollouts.jsonl: cannot be written"):
+            run.add(ROLLOUT)
         run.add(replace(ROLLOUT, index=1))
     assert [rollout.index for rollout in Rollouts(tmp_path)] == [0, 1]
 
@@ -160,3 +139,73 @@ def test_rollout_that_cannot_be_encoded_is_refused_by_name(tmp_path: Path) -> No
             run.add(replace(ROLLOUT, infos=endless))
         run.add(ROLLOUT)
     assert len(Rollouts(tmp_path)) == 1
+
+
+POLICY = Author.POLICY
+
+
+def walk_tokens(ledger: Ledger) -> Iterator[tuple[Entry, int, int]]:
+    """Each token's entry, its offset in that entry, and the number of turns that have started."""
+    turns = 0
+    for entry in ledger.entries:
+        turns += entry.author is POLICY
+        for offset in range(len(entry.ids)):
+            yield entry, offset, turns
+
+
+@given(ledgers())
+def test_token_views_match_a_walk_over_the_entries(ledger: Ledger) -> None:
+    walk = list(walk_tokens(ledger))
+    assert list(ledger.ids) == [entry.ids[offset] for entry, offset, _ in walk]
+    assert list(ledger.mask) == [entry.author is POLICY for entry, _, _ in walk]
+    assert bitwise_key(list(ledger.logprobs)) == bitwise_key(
+        [entry.logprobs[offset] if entry.logprobs else 0.0 for entry, offset, _ in walk]
+    )
+    assert list(ledger.versions) == [
+        entry.version if offset >= len(entry.earlier_versions) else entry.earlier_versions[0][0]
+        for entry, offset, _ in walk
+    ]
+    assert len(ledger) == len(walk)
+
+
+@given(st.lists(st.integers(0, 3)))
+def test_run_length_versions_expand_to_the_version_of_each_id(versions: list[int]) -> None:
+    last, earlier = encode_version_runs(versions, 9)
+    entry = Entry(
+        POLICY, (7,) * len(versions), logprobs=(-1.0,) * len(versions), version=last, earlier_versions=earlier
+    )
+    assert list(entry.versions) == versions and (versions or last == 9)
+    assert len(earlier) <= sum(version != following for version, following in pairwise(versions))
+    assert Generation(entry.ids, entry.logprobs or (), "stop", last, 0, earlier).versions == entry.versions
+
+
+@given(ledgers())
+def test_media_spans_match_the_spans_of_entries(ledger: Ledger) -> None:
+    expected: list[MediaSpan] = []
+    begin = 0
+    for entry in ledger:
+        media = [part for part in entry.parts if isinstance(part, Image | Audio | Video)]
+        for number, (start, stop) in enumerate(entry.spans):
+            expected += [MediaSpan(media[number], begin + start, begin + stop)] if start < stop else []
+        begin += len(entry.ids)
+    assert list(ledger.media_spans) == expected
+    assert list(ledger.images) == [span.medium for span in expected if isinstance(span.medium, Image)]
+    assert list(ledger.messages) == [message for entry in ledger for message in entry.messages]
+
+
+def test_entry_rejects_missing_or_unexpected_logprobs() -> None:
+    with pytest.raises(ValueError, match="other entries must have none"):
+        Entry(Author.TOOL, (1,), logprobs=(0.0,))
+    with pytest.raises(ValueError, match="other entries must have none"):
+        Entry(POLICY, (1,))
+    with pytest.raises(ValueError, match="2 ids with 1 logprobs"):
+        Entry(POLICY, (1, 2), logprobs=(0.0,))
+
+
+def test_entry_rejects_spans_outside_its_ids_or_without_media() -> None:
+    image = Image(b"x")
+    assert Entry(Author.TOOL, (7, 7), parts=(Text("a"), image), spans=((0, 2),)).media == (image,)
+    with pytest.raises(ValueError, match="do not lie within"):
+        Entry(Author.TOOL, (7, 7), parts=(image,), spans=((1, 3),))
+    with pytest.raises(ValueError, match="0 media with 1 spans"):
+        Entry(Author.TOOL, (7, 7), parts=(Text("a"),), spans=((0, 2),))

@@ -1,4 +1,4 @@
-"""The scheduler: groups finish independently, and rules decide about groups with failed rollouts."""
+"""The scheduler and admission: groups finish independently, failed rollouts are repeated, limits hold."""
 
 from __future__ import annotations
 
@@ -8,30 +8,17 @@ from random import Random
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.trainer.policy_scripts import make_tasks, render_calls, script_by_task
 from tests.trainer.rollout_harness import BlockingTool, blocking_turns, open_harness
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.scripted import Answer, Script
+from trainer.rollout.admission import Admission, EngineSlots
 from trainer.rollout.rollout import StopReason
+from trainer.rollout.settings import ConcurrencySettings
 from trainer.rollout.steppers import ToolsAndFeedback, Turn
-
-
-async def test_groups_are_yielded_in_the_order_in_which_they_finish() -> None:
-    tool = BlockingTool()
-    async with (
-        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
-        harness.make_scheduler(2).submit(make_tasks("slow", "quick")) as groups,
-    ):
-        first = await anext(groups)
-        tool.event("slow").set()
-        second = await anext(groups)
-        with pytest.raises(StopAsyncIteration):
-            await anext(groups)
-    assert (first.task.id, second.task.id) == ("quick", "slow")
-    assert [rollout.index for rollout in second.rollouts] == [0, 1]
-    assert {rollout.group for rollout in first.rollouts} == {"1"}
 
 
 def engine_fails_first_rollout(failures: int, error: str = "out of memory") -> Script:
@@ -69,14 +56,13 @@ async def test_a_rollout_that_keeps_failing_is_run_again_as_often_as_is_allowed(
     assert len(harness.finished) == failed + 2, "failed rollouts are recorded, too"
 
 
-@pytest.mark.parametrize("retries", [0, 1])
-async def test_group_is_dropped_when_all_rollouts_fail(retries: int) -> None:
+async def test_group_is_dropped_when_all_rollouts_fail() -> None:
     def script(ids: Any, sampling: Sampling, key: str) -> Answer:
         return EngineError("gone")
 
     async with open_harness(script) as harness:
-        (group,) = await harness.run_all(make_tasks("t"), 2, max_retries=retries)
-    assert group.status == "dropped" and group.rollouts == () and len(group.failed) == 2 + 2 * retries
+        (group,) = await harness.run_all(make_tasks("t"), 2, max_retries=1)
+    assert group.status == "dropped" and group.rollouts == () and len(group.failed) == 4
 
 
 def calls_or_avoids(avoids: Callable[[int, int], bool]) -> Script:
@@ -160,3 +146,91 @@ async def test_300_rollouts_with_slow_and_failing_tools_each_finish_once() -> No
     assert snapshot.ended == 300 and not any(snapshot.states.values()) and harness.engine.max_concurrent <= 16
     assert all(rollout.rewards == {"feedback": 1.0} for group in groups for rollout in group.rollouts)
     assert all(len(rollout.ledger.turns) == 4 for group in groups for rollout in group.rollouts)
+
+
+async def test_slow_server_delays_only_the_rollouts_that_use_it() -> None:
+    tool = BlockingTool()
+    tasks = make_tasks(*["slow"] * 8, *["quick"] * 8)
+    async with (
+        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
+        harness.make_scheduler(4, inflight_rollouts=64, running_requests=2).submit(tasks) as groups,
+    ):
+        quick = [await anext(groups) for _ in range(8)]
+        assert {group.task.id for group in quick} == {"quick"}
+        assert tool.waiting["slow"] == 32 and harness.engine.in_flight == 0
+        tool.event("slow").set()
+        assert [len(group.rollouts) async for group in groups] == [4] * 8
+    assert harness.engine.max_concurrent == 2
+
+
+async def test_long_waiting_rollouts_are_limited_by_waiting() -> None:
+    tool = BlockingTool()
+    async with (
+        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
+        harness.make_scheduler(1, inflight_rollouts=2, patience_s=1e-6, waiting=3).submit(
+            make_tasks(*["slow"] * 9, "quick")
+        ) as groups,
+    ):
+        while tool.waiting["slow"] < 5:
+            await anyio.lowlevel.checkpoint()
+        for _ in range(200):
+            await anyio.lowlevel.checkpoint()
+            assert len(harness.gateway.sessions) == tool.waiting["slow"] == 5
+        tool.event("slow").set()
+        assert len([group async for group in groups]) == 10
+
+
+async def test_finished_groups_keep_their_slots_until_they_are_received() -> None:
+    async with (
+        open_harness({"*": ("done",)}) as harness,
+        harness.make_scheduler(1, inflight_rollouts=2, waiting=0).submit(make_tasks(*"abcdef")) as groups,
+    ):
+        await anyio.wait_all_tasks_blocked()
+        assert len(harness.finished) == 2
+        await anext(groups)
+        await anyio.wait_all_tasks_blocked()
+        assert len(harness.finished) == 3
+        assert len([group async for group in groups]) == 5
+
+
+async def test_engine_slots_go_by_rank_and_are_never_lost() -> None:
+    slots, served = EngineSlots(1), list[int]()
+    scopes = {rank: anyio.CancelScope() for rank in range(1, 9)}
+
+    async def use_slot(rank: int) -> None:
+        with scopes[rank]:
+            await slots.acquire(rank)
+            served.append(rank)
+
+    async def pass_slot_on() -> int:
+        slots.release()
+        await anyio.wait_all_tasks_blocked()
+        return served[-1]
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            await slots.acquire(0)
+            for rank in (1, 5, 2, 6, 7, 3, 8, 4):
+                tasks.start_soon(use_slot, rank)
+                await anyio.wait_all_tasks_blocked()
+            scopes[1].cancel()
+            await anyio.wait_all_tasks_blocked()
+            assert [await pass_slot_on() for _ in range(2)] == [2, 3]
+            scopes[4].cancel()  # It is given the slot before it learns of that, and gives it to the next.
+            assert [await pass_slot_on() for _ in range(4)] == [5, 6, 7, 8]
+            slots.release()
+            await slots.acquire(0)
+
+
+async def test_rollout_lets_another_start_only_while_it_waits_for_something_else() -> None:
+    admission = Admission(ConcurrencySettings(inflight_rollouts=1), patience_s=1e-6)
+    with anyio.fail_after(60):
+        for slot in [await admission.acquire() for _ in range(2)]:
+            slot.release()
+        async with await admission.acquire(), anyio.create_task_group() as tasks:
+            tasks.start_soon(admission.acquire)
+            for _ in range(24):
+                await anyio.lowlevel.checkpoint()
+            assert admission._running == 1
+            tasks.cancel_scope.cancel()
+        await admission.acquire()

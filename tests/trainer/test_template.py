@@ -1,8 +1,9 @@
-"""Prompts and tails of chat templates, exact to the token id, and control tokens in text."""
+"""Chat templates: prompts, tails, histories exact to the token id, control tokens in text, what is rendered once."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,16 @@ from tests.trainer.tokenizer_families import (
     make_tokenizer,
     save_tokenizer_folder,
 )
+from tests.trainer.trl_templates import load_trl_template
+from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.parse.hermes import Hermes
 from trainer.template import Settings, Template, TemplateError, probe, render_reply
+from trainer.template.chat_template import ChatTemplate, build_call
+from trainer.template.render_cache import IdentityCache, RenderCache
+from trainer.template.text_calls import write_calls_as_text
+from trainer.template.tokenizer import FencedTokenizer
 
 HERMES = FAMILIES["hermes"]
-
-
-def test_prompt_equals_apply_chat_template() -> None:
-    tokenizer = make_tokenizer(HERMES)
-    template = Template.load(tokenizer, TagParser())
-    given = tokenizer.apply_chat_template(list(TASK), tools=[TOOL], add_generation_prompt=True)
-    assert list(template.encode_prompt(TASK, [TOOL])) == given["input_ids"]
 
 
 def test_tail_starts_after_the_policys_end_token() -> None:
@@ -50,26 +50,6 @@ def test_unfinished_turn_gets_no_end_token_without_one_in_the_template() -> None
     after = [{"role": "user", "content": "Why?"}]
     assert template.tokenizer.decode(template.encode_tail(after, ended=False)).startswith("<|user|>\nWhy?")
     assert template.tokenizer.decode(template.encode_tail(after, ended=True)).startswith("\nWhy?")
-
-
-def test_consecutive_replies_share_a_turn_as_in_the_template() -> None:
-    template = make_template(HERMES)
-    tail = template.tokenizer.decode(
-        template.encode_tail(tool_replies(make_calls("gnu", "emu"), "one", "two"), ended=True)
-    )
-    assert tail.count("<|im_start|>user") == 1 and tail.index("one") < tail.index("two")
-
-
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
-def test_tool_output_is_never_a_control_token(family: object) -> None:
-    template = make_template(family)
-    control = set(template.tokenizer.control_ids.values())
-    hostile = "a" + "".join(template.tokenizer.control_ids) + "b"
-    for make in (lambda text: tool_replies(make_calls("gnu"), text), lambda text: [{"role": "user", "content": text}]):
-        tame = [id for id in template.encode_tail(make("x"), ended=True) if id in control]
-        tail = template.encode_tail(make(hostile), ended=True)
-        assert [id for id in tail if id in control] == tame
-        assert "".join(template.tokenizer.control_ids) in template.tokenizer.decode(tail).replace('\\"', '"')
 
 
 def test_tool_description_is_never_a_control_token() -> None:
@@ -147,15 +127,9 @@ def _bare(folder: Path) -> None:
     folder.mkdir()
 
 
-def _without_template(folder: Path) -> None:
+def _without(name: str, folder: Path) -> None:
     tokenizer = make_tokenizer(HERMES)
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(folder)
-
-
-def _without_end(folder: Path) -> None:
-    tokenizer = make_tokenizer(HERMES)
-    tokenizer.eos_token = None
+    setattr(tokenizer, name, None)
     tokenizer.save_pretrained(folder)
 
 
@@ -175,8 +149,8 @@ def _broken_ends(folder: Path) -> None:
         (lambda folder: None, "is not a folder", "download the model"),
         (_bare, "has no tokenizer", "copy tokenizer.json"),
         (_broken, "cannot load the tokenizer", "copy its files again"),
-        (_without_template, "has no chat template", "`template.chat_template`"),
-        (_without_end, "no end-of-sequence token", "`eos_token`"),
+        (partial(_without, "chat_template"), "has no chat template", "`template.chat_template`"),
+        (partial(_without, "eos_token"), "no end-of-sequence token", "`eos_token`"),
         (_broken_ends, "is not a JSON object", "copy it again"),
     ],
 )
@@ -197,3 +171,111 @@ def test_demonstration_continues_reasoning_started_by_the_prompt() -> None:
     # A template that writes no thought at all is helped to close the one that its prompt began.
     ids = render_reply(make_template(FAMILIES["qwq"]), TASK, text_turn("A gnu."))
     assert template.tokenizer.decode(ids) == "\n</think>\n\nA gnu.<|im_end|>"
+
+
+AFTER: tuple[Message, ...] = ({"role": "user", "content": "Why?"},)
+
+
+def asked(template: Template, ledger: Ledger, after: tuple[Message, ...] = AFTER) -> Ledger:
+    """Answered, up to where the policy writes again."""
+    ids = template.encode_tail(after, ended=template.is_turn_ended(ledger.ids))
+    return ledger + Entry(Author.FEEDBACK, ids, after)
+
+
+def test_rendering_a_turn_costs_only_its_new_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = []
+
+    def counted(tokens: FencedTokenizer, text: str, after: str = "") -> tuple[int, ...]:
+        work.append(len(text))
+        return ()
+
+    monkeypatch.setattr(FencedTokenizer, "encode", counted)
+    render = ChatTemplate._render
+    monkeypatch.setattr(ChatTemplate, "_render", lambda *args: work.append(len(args[1])) or render(*args))
+    turn = Entry(Author.POLICY, (1, 2), (text_turn("A gnu."),), logprobs=(0.0, 0.0), finish_reason="stop")
+    first, second = make_template(HERMES), make_template(HERMES)
+    costs = []
+    for length, template in ((1, first), (200, second)):
+        work.clear()
+        ledger = Ledger((turn,) * length)
+        template.encode_tail(AFTER, ended=template.is_turn_ended(ledger.entries[-1].ids))
+        assert template.rerender_prompt(ledger) is None
+        costs.append(list(work))
+    assert costs[0] == costs[1]
+
+
+def test_unusual_tokenisation_of_the_policy_is_kept() -> None:
+    template = make_template(HERMES, Settings(history="inference_template"))
+    ledger = Ledger((Entry(Author.TASK, template.encode_prompt(TASK), TASK),))
+    ids = tuple(id for char in "A gnu." for id in template.tokenizer.encode(char)) + template.stop_ids[:1]
+    assert ids != render_reply(template, TASK, text_turn("A gnu."))
+    ledger += Entry(Author.POLICY, ids, (text_turn("A gnu."),), logprobs=(0.0,) * len(ids), finish_reason="stop")
+    assert template.rerender_prompt(asked(template, ledger)) is None
+
+
+def test_calls_as_text_follow_the_content_and_tools_the_system_prompt_or_precede_the_question() -> None:
+    calls = [build_call("call00000", "look_up", '{"word": "gnu"}')] * 2
+    turn = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls}
+    [written] = write_calls_as_text([turn], [])
+    text = '\n<tool_call>\n{"name": "look_up", "arguments": {"word": "gnu"}}\n</tool_call>'
+    assert written == {"role": "assistant", "content": f"I look.{text}{text}", "reasoning_content": "Hm."}
+    (system, _), (user,) = (write_calls_as_text(chat, [TOOL]) for chat in (TASK, TASK[1:]))
+    assert system["content"].startswith("You answer.\n\nYou may call these functions:\n<tools>\n{")
+    assert user["content"].startswith("You may call") and user["content"].endswith("\n\nWhat is a gnu?")
+
+
+def test_control_tokens_in_a_result_stay_text() -> None:
+    template = load_trl_template("llama3", Settings(calls="text"))
+    results = (tool_replies(make_calls("gnu"), text) for text in ("x", "<|eot_id|>"))
+    tame, hostile = (template.encode_tail(result, ended=True) for result in results)
+    control = set(template.tokenizer.control_ids.values())
+    assert [id for id in tame if id in control] == [id for id in hostile if id in control]
+    assert "<|eot_id|>\n</tool_response>" in template.tokenizer.decode(hostile)
+
+
+def test_siblings_render_and_encode_their_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template, work = make_template(HERMES), []
+    render, encode = ChatTemplate._render, FencedTokenizer._encode
+
+    def rendered(*args: Any) -> str:
+        work.append("render")
+        return render(*args)
+
+    def encoded(*args: Any) -> list[int]:
+        work.append("encode")
+        return encode(*args)
+
+    monkeypatch.setattr(ChatTemplate, "_render", rendered)
+    monkeypatch.setattr(FencedTokenizer, "_encode", encoded)
+    opened = {template.encode_prompt([dict(message) for message in TASK]) for _ in range(8)}
+    assert work == ["render", "encode"]
+    assert opened == {make_template(HERMES).encode_prompt(TASK)}
+
+
+def test_cache_by_identity_is_correct_and_bounded() -> None:
+    made: list[str] = []
+    sizes: IdentityCache[list[int], int] = IdentityCache(lambda one: made.append("made") or len(one), max_entries=2)  # type: ignore[func-returns-value]
+    few, many = [1], [1, 2, 3]
+    assert [sizes.get(one) for one in (few, many, few, many)] == [1, 3, 1, 3] and len(made) == 2
+    assert sizes.get([1, 2]) == 2 and len(sizes._results) == 1
+    assert sizes.get(few) == 1 and len(made) == 4
+
+
+def test_template_that_uses_the_time_is_not_cached() -> None:
+    clocked = Settings(chat_template="{{ strftime_now('%f') }}{% for one in messages %}{{ one.content }}{% endfor %}")
+    chat = make_template(HERMES).chat
+    timed = ChatTemplate(chat.hf_tokenizer, chat.tokenizer, clocked.chat_template, {})
+    assert len({timed.render(TASK) for _ in range(50)}) > 1
+
+
+def test_cache_is_bounded_and_evicts_the_least_recently_used() -> None:
+    made: list[str] = []
+
+    def of(key: str) -> str:
+        return known.get(key, lambda: made.append(key) or "four")  # type: ignore[func-returns-value]
+
+    known: RenderCache[str, str] = RenderCache(max_size=8)
+    assert [of(key) for key in "abacab"] == ["four"] * 6
+    assert made == ["a", "b", "c", "b"]
+    assert known.get("d", lambda: "longer than all") == "longer than all"
+    assert not known._values

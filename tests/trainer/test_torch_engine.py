@@ -1,7 +1,11 @@
-"""The torch engine: generations equal the model's own, whatever is in the batch or the prefix cache."""
+"""The torch engine: generations equal the model's own, whatever is beside them, cached, published or cancelled."""
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -11,17 +15,52 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer import tiny_models
-from tests.trainer.torch_engines import engine
-from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.base import FEWER_SEQUENCES, EngineError, Generation, Sampling
+from trainer.engine.torch import continuous_batch
+from trainer.engine.torch.continuous_batch import ContinuousBatch
 from trainer.engine.torch.dense_model import DenseModel
 from trainer.engine.torch.kv_cache import Chunk, KVCache
 from trainer.engine.torch.torch_engine import TorchEngine
 
-__all__ = ["engine"]
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = Sampling(max_tokens=24, temperature=0)
 DENSE_FAMILIES = ["qwen3", "qwen2", "llama", "biased"]
+LONG, SHORT = (Sampling(max_tokens=tokens, temperature=0) for tokens in (500, 6))
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[TorchEngine]:
+    with anyio.fail_after(60):
+        async with TorchEngine(tiny_models.load_model()) as engine:
+            yield engine
+
+
+class StepGate:
+    """Blocks the engine's steps after this many, until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+        self._steps_left, self._is_open, self.reached = steps, threading.Event(), anyio.Event()
+        self.sequence_counts: list[int] = []
+        token, step = anyio.lowlevel.current_token(), ContinuousBatch._step
+
+        def gated_step(batch: ContinuousBatch) -> list[object]:
+            if self._steps_left == 0:
+                anyio.from_thread.run_sync(self.reached.set, token=token)
+                assert self._is_open.wait(30)
+            self._steps_left -= 1
+            self.sequence_counts.append(len(batch.sequences))
+            return step(batch)
+
+        monkeypatch.setattr(ContinuousBatch, "_step", gated_step)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+async def require_working(engine: TorchEngine) -> None:
+    prompt = tiny_models.random_prompt(10)
+    expected = tiny_models.generate_greedy(tiny_models.load_model(), prompt, 6)
+    assert (await engine.generate(prompt, SHORT)).ids == expected
 
 
 @pytest.mark.parametrize("family", [*DENSE_FAMILIES, "mistral"])
@@ -36,10 +75,9 @@ async def test_greedy_ids_equal_those_of_generate(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", [*DENSE_FAMILIES, "mistral"])
-@pytest.mark.parametrize("temperature", [0.7, 1.6])
-async def test_logprobs_equal_a_forward_pass_over_the_whole_sequence(family: str, temperature: float) -> None:
+async def test_logprobs_equal_a_forward_pass_over_the_whole_sequence(family: str) -> None:
     model = tiny_models.load_model(family)
-    sampling = Sampling(max_tokens=40, temperature=temperature, top_k=20, seed=3)
+    sampling = Sampling(max_tokens=40, temperature=0.7, top_k=20, seed=3)
     async with TorchEngine(model) as engine:
         prompt = tiny_models.random_prompt(30)
         first = await engine.generate(prompt, sampling)
@@ -47,7 +85,7 @@ async def test_logprobs_equal_a_forward_pass_over_the_whole_sequence(family: str
         second = await engine.generate(longer_prompt, sampling)
     assert second.cached_tokens == len(prompt) + len(first.ids) - 1
     for ids, generation in ((prompt, first), (longer_prompt, second)):
-        expected = tiny_models.compute_logprobs(model, ids, generation.ids, temperature)
+        expected = tiny_models.compute_logprobs(model, ids, generation.ids, 0.7)
         assert max(abs(a - b) for a, b in zip(expected, generation.logprobs, strict=True)) < 1e-4
 
 
@@ -74,18 +112,6 @@ def test_models_own_module_in_bfloat16_is_noted() -> None:
     model = tiny_models.build_qwen2(hidden_act="gelu").bfloat16()
     capabilities = TorchEngine(model).capabilities
     assert not capabilities.is_exact and capabilities.notes[1].startswith("computes products in bfloat16")
-
-
-async def test_siblings_prefill_their_prompt_once(engine: TorchEngine) -> None:
-    prompt, results = tiny_models.random_prompt(100), []
-
-    async def sibling(seed: int) -> None:
-        results.append((await engine.generate(prompt, Sampling(max_tokens=5, seed=seed), group="g")).cached_tokens)
-
-    async with anyio.create_task_group() as tasks:
-        for seed in range(8):
-            tasks.start_soon(sibling, seed)
-    assert sorted(results) == [0] + [99] * 7
 
 
 async def test_small_prefix_cache_evicts_and_ids_stay_correct() -> None:
@@ -153,27 +179,7 @@ def test_other_sequences_change_no_id_and_no_bit_of_a_logprob(family: str, threa
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "biased"])
-def test_whole_batches_give_the_models_logprobs_whatever_is_beside(family: str) -> None:
-    model = tiny_models.load_model(family)
-
-    async def check(requests: list[tuple[int, int, Sampling]]) -> None:
-        async with TorchEngine(model, max_sequences=5, deterministic=False) as engine:
-            generations = await _generate_all(engine, requests)
-        for (seed, length, sampling), generation in zip(requests, generations, strict=True):
-            prompt = tiny_models.random_prompt(length, seed=seed)
-            expected = tiny_models.compute_logprobs(model, prompt, generation.ids, sampling.temperature or 1.0)
-            assert generation.logprobs == pytest.approx(expected, abs=1e-4)
-
-    @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(st.lists(REQUEST, min_size=1, max_size=9))
-    def run(requests: list[tuple[int, int, Sampling]]) -> None:
-        anyio.run(check, requests)
-
-    run()
-
-
-async def test_siblings_share_a_lane_until_they_sample_different_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_siblings_share_a_lane_as_long_as_they_sample_the_same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     model, chunk_counts = tiny_models.load_model(), []
     forward = DenseModel.__call__
 
@@ -191,22 +197,6 @@ async def test_siblings_share_a_lane_until_they_sample_different_ids(monkeypatch
                 model, tiny_models.random_prompt(length, seed=0), sampling.max_tokens
             )
     assert chunk_counts == [1] * 9
-
-    sampled_prompts = [(0, 20, Sampling(max_tokens=12 - seed, temperature=0.5, seed=seed)) for seed in range(8)]
-    async with TorchEngine(model) as engine:
-        chunk_counts.clear()
-        batched = await _generate_all(engine, sampled_prompts)
-        counts = list(chunk_counts)
-    assert counts[0] == 1 < max(counts) <= 8
-    for request, generation in zip(sampled_prompts, batched, strict=True):
-        async with TorchEngine(model) as engine:
-            (alone,) = await _generate_all(engine, [request])
-        assert (generation.ids, generation.logprobs, generation.finish_reason) == (
-            alone.ids,
-            alone.logprobs,
-            alone.finish_reason,
-        )
-    assert len({generation.ids[:4] for generation in batched}) > 1
 
 
 async def test_long_prompts_are_prefilled_in_chunks_next_to_decoding() -> None:
@@ -272,3 +262,192 @@ async def test_invalid_requests_are_rejected(
 ) -> None:
     with pytest.raises(EngineError, match=reason):
         await engine.generate(prompt, sampling)
+
+
+async def test_logprobs_are_exact_before_and_after_a_publish_during_a_generation(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, prompt, results = StepGate(monkeypatch, 10), tiny_models.random_prompt(30), []
+    old, new = tiny_models.load_model(), tiny_models.load_model(seed=1)
+
+    async def generate() -> None:
+        results.append(await engine.generate(prompt, Sampling(max_tokens=20, temperature=0)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generate)
+        await gate.reached.wait()
+        tasks.start_soon(engine.publish, new.state_dict(), 1)
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+    (generation,) = results
+    first_count = generation.versions.count(0)
+    assert first_count in {10, 11} and generation.versions == (0,) * first_count + (engine.version,) * (
+        20 - first_count
+    )
+    assert generation.ids[:first_count] == tiny_models.generate_greedy(old, prompt, first_count)
+    assert generation.ids[first_count:] == tiny_models.generate_greedy(
+        new, [*prompt, *generation.ids[:first_count]], 20 - first_count
+    )
+    expected = (
+        tiny_models.compute_logprobs(old, prompt, generation.ids, 1.0)[:first_count]
+        + tiny_models.compute_logprobs(new, prompt, generation.ids, 1.0)[first_count:]
+    )
+    assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+async def test_publish_clears_the_prefix_cache(family: str) -> None:
+    prompt, new = tiny_models.random_prompt(40), tiny_models.load_model(family, seed=1)
+    async with TorchEngine(tiny_models.load_model(family)) as engine:
+        await engine.generate(prompt, SHORT)
+        await engine.publish(new.state_dict(), 5)
+        generation = await engine.generate(prompt, SHORT)
+        assert (generation.cached_tokens, generation.version) == (0, 5)
+        assert generation.ids == tiny_models.generate_greedy(new, prompt, 6)
+        assert (await engine.generate(prompt, SHORT)).cached_tokens == 39
+
+
+async def test_weights_of_another_model_are_rejected_unchanged() -> None:
+    model, prompt = tiny_models.load_model(), tiny_models.random_prompt(10)
+    good_state = dict(model.state_dict())
+    name = "model.layers.1.mlp.up_proj.weight"
+    async with TorchEngine(model) as engine:
+        for bad_state, reason in (
+            ({key: value for key, value in good_state.items() if key != name}, f"1 missing, as '{name}'"),
+            ({**good_state, "adapter": torch.zeros(1)}, "1 unknown, as 'adapter'"),
+            ({**good_state, name: torch.zeros(3, 3)}, "shape"),
+        ):
+            with pytest.raises(EngineError, match=reason):
+                await engine.publish(bad_state, 1)
+        assert (await engine.generate(prompt, SHORT)).ids == tiny_models.generate_greedy(model, prompt, 6)
+        assert engine.version == 0
+
+
+async def test_cancelled_request_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    with anyio.fail_after(60):
+        async with TorchEngine(tiny_models.load_model(), max_sequences=1) as engine:
+            gate = StepGate(monkeypatch, 5)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(engine.generate, tiny_models.random_prompt(10), LONG)
+                await gate.reached.wait()
+                tasks.cancel_scope.cancel()
+            gate.open()
+            generation = await engine.generate(tiny_models.random_prompt(20), SHORT)
+            assert generation.ids == tiny_models.generate_greedy(
+                tiny_models.load_model(), tiny_models.random_prompt(20), 6
+            )
+            assert set(gate.sequence_counts) == {1}
+            assert len(gate.sequence_counts) < 20
+
+
+async def test_late_sibling_waits_for_a_prompt_that_is_being_prefilled(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuous_batch, "MAX_STEP_TOKENS", 32)
+    gate, prompt, results = StepGate(monkeypatch, 1), tiny_models.random_prompt(120), []
+
+    async def generate() -> None:
+        results.append(await engine.generate(prompt, SHORT))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generate)
+        await gate.reached.wait()
+        for _ in range(3):
+            tasks.start_soon(generate)
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+    assert sorted(generation.cached_tokens for generation in results) == [0, *[len(prompt) - 1] * 3]
+
+
+async def test_leaving_the_engine_ends_generations_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[str] = []
+
+    async def generate(engine: TorchEngine) -> None:
+        try:
+            await engine.generate(tiny_models.random_prompt(10), LONG)
+        except EngineError as error:
+            results.append(str(error))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks, TorchEngine(tiny_models.load_model()) as engine:
+            gate = StepGate(monkeypatch, 5)
+            tasks.start_soon(generate, engine)
+            await gate.reached.wait()
+            gate.open()
+    assert results == ["the engine was closed"]
+    with pytest.raises(EngineError, match="not open"):
+        await engine.generate(tiny_models.random_prompt(10), SHORT)
+
+
+async def test_engine_leaves_no_thread_or_reference_behind() -> None:
+    threads = threading.active_count()
+    async with TorchEngine(tiny_models.load_model()) as engine:
+        await engine.generate(tiny_models.random_prompt(10), SHORT)
+        engine_reference = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert engine_reference() is None
+    assert threading.active_count() <= threads + 1  # The event loop's pool keeps its idle worker.
+
+
+async def test_embedded_engine_reports_ids_of_those_who_ask_while_all_generate(engine: TorchEngine) -> None:
+    prompt, seen = tiny_models.random_prompt(30), list[int]()
+    results = {}
+
+    async def generate(seed: int) -> None:
+        on_ids = seen.extend if seed == 1 else None
+        results[seed] = await engine.generate(prompt, Sampling(max_tokens=40, seed=seed), on_ids=on_ids)
+
+    async with anyio.create_task_group() as tasks:
+        for seed in range(3):
+            tasks.start_soon(generate, seed)
+    assert tuple(seen) == results[1].ids and len(seen) == 40
+    alone = await engine.generate(prompt, Sampling(max_tokens=40, seed=1))
+    assert alone.ids == results[1].ids
+
+
+def raises(error: Exception) -> Callable[..., object]:
+    def fail(*_: object) -> object:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "reason"),
+    [
+        ("paged_attention.AttentionPlan.attend", RuntimeError("a kernel broke"), "RuntimeError: a kernel broke"),
+        ("paged_attention.AttentionPlan.attend", torch.OutOfMemoryError("20 GiB"), "out of memory"),
+        ("kv_cache.KVCache.ensure_length", RuntimeError("can't allocate memory"), FEWER_SEQUENCES),
+        ("kv_cache.KVCache.read", MemoryError(), "out of memory"),
+        ("kv_cache.PrefixCache.insert", MemoryError(), "out of memory"),
+        ("continuous_batch.sample", MemoryError(), FEWER_SEQUENCES),
+    ],
+)
+async def test_failure_ends_every_sequence_but_not_the_engine(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, function: str, error: Exception, reason: str
+) -> None:
+    errors = []
+
+    async def generate(seed: int) -> None:
+        try:
+            await engine.generate(tiny_models.random_prompt(10, seed=seed), SHORT)
+        except EngineError as failure:
+            errors.append(str(failure))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"trainer.engine.torch.{function}", raises(error))
+        async with anyio.create_task_group() as tasks:
+            for seed in (1, 2, 2):
+                tasks.start_soon(generate, seed)
+    assert [reason in text for text in errors] == [True] * 3
+    await require_working(engine)
+
+
+async def test_non_finite_weights_are_reported(engine: TorchEngine) -> None:
+    good_state = tiny_models.load_model().state_dict()
+    await engine.publish({name: tensor * torch.nan for name, tensor in good_state.items()}, 3)
+    with pytest.raises(EngineError, match="not finite under version 3"):
+        await engine.generate(tiny_models.random_prompt(10), SHORT)
+    await engine.publish(good_state, 4)
+    await require_working(engine)

@@ -22,24 +22,12 @@ def thread() -> Iterator[WorkerThread]:
         yield thread
 
 
-async def test_concurrent_calls_run_one_after_the_other(thread: WorkerThread) -> None:
-    inside, most, results = 0, 0, {}
-
-    def act(number: int) -> int:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        inside -= 1
-        return number * number
-
-    async def ask(number: int) -> None:
-        results[number] = await thread.run(lambda: act(number))
-
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            for number in range(10):
-                tasks.start_soon(ask, number)
-    assert most == 1 and results == {number: number * number for number in range(10)}
+async def test_concurrent_calls_run_on_one_thread_in_order(thread: WorkerThread) -> None:
+    calls: list[tuple[int, int]] = []
+    async with anyio.create_task_group() as tasks:
+        for number in range(10):
+            tasks.start_soon(thread.run, lambda number=number: calls.append((number, threading.get_ident())))
+    assert [number for number, _ in calls] == [*range(10)] and len({ident for _, ident in calls}) == 1
 
 
 async def test_cancelled_caller_leaves_when_its_call_ends(thread: WorkerThread) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
@@ -44,10 +43,6 @@ class TrlFamily:
     stop_tokens: tuple[str, ...] = ()
     """Tokens in generation_config.json besides `eos`."""
     takes_system: bool = True
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def __hash__(self) -> int:
-        return hash(self.models)
 
 
 def _with_training(*names: str) -> tuple[str, ...]:

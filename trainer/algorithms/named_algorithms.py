@@ -110,8 +110,6 @@ DAPO = Algorithm("dapo", center_rewards, group_deviation, ppo_objective, Clip(0.
 
 def overlong_penalty(lengths_S: Tensor, limit: int, margin: int) -> Tensor:
     """What length adds to a reward: 0 up to `limit - margin` tokens, then linearly less, and -1 from the limit on."""
-    if not 0 < margin <= limit:
-        raise ValueError(f"a margin of {margin} tokens does not lie within a limit of {limit}")
     return -((lengths_S - (limit - margin)) / margin).clamp(0, 1)
 
 

@@ -37,7 +37,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
 """Exit codes of a training that somebody ended."""
 LOST = 1
-"""The exit code of a training that another try may save; see `exit_code.py` for the others."""
+"""The exit code of a training that another try may save; `rank_environment.py` has the other."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 BEAT_S = 1.0
 FIRST_BEAT_S = 300.0

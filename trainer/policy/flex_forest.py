@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ class PreOrder:
             for input_UX, count in zip(inputs, heads, strict=True)
         )
         options = {"block_mask": self.masks[window], "scale": scale, "enable_gqa": heads[0] != heads[1]}
-        output: Tensor = _kernel(inputs[0].device.type)(*placed, **options)
+        kernel = _kernel(inputs[0].device.type, len(self.node_L), window, torch.is_grad_enabled())
+        output: Tensor = kernel(*placed, **options)
         return output[0].transpose(0, 1).flatten(1)
 
     def make_mask(self, window: int | None = None) -> BlockMask:
@@ -109,6 +111,17 @@ def ladder_length(nodes: int) -> int:
 
 
 @cache
-def _kernel(kind: str) -> Any:
-    """Compiled on a GPU. On a CPU, where it can't be differentiated, it is only compared with the blocks."""
-    return torch.compile(flex_attention, dynamic=False) if kind == "cuda" else flex_attention
+def _kernel(kind: str, *key: object) -> Any:
+    """Compiled on a GPU. On a CPU, where it can't be differentiated, it is only compared with the blocks.
+
+    torch compiles a function eight times at most, and then runs it without a kernel, which needs a number for each pair
+    of nodes: each key has a function of its own, and what is still compiled too often fails.
+    """
+    if kind != "cuda":
+        return flex_attention
+    own = FunctionType(_attend.__code__.replace(co_name="_".join(map(str, ("attend", *key)))), globals())
+    return torch.compile(own, fullgraph=True, dynamic=False)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    return flex_attention(query, key, value, **options)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Self
 
 import torch
+
+from trainer.policy.process_memory import peak_memory, reset_peak_memory
 
 SAMPLE_S = 1.0
 """Seconds between two looks at the GPUs."""
@@ -30,6 +32,7 @@ class MachineUse:
         self._before = self._read_clocks()
         self._use: list[list[float]] = []
         self._memory: dict[int, float] = {}
+        self._peaks: dict[str, float] = {}
         self._stop = Event()
         self._sampler: Thread | None = None
 
@@ -44,6 +47,14 @@ class MachineUse:
         if self._sampler is not None:
             self._sampler.join(JOIN_S)
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measures the most memory that a phase of a step takes, which may come again in the same step."""
+        is_measured, metric = reset_peak_memory(), f"machine/peak_gb/{name}"
+        yield
+        if is_measured:
+            self._peaks[metric] = max(self._peaks.get(metric, 0.0), peak_memory() / 1e9)
+
     def take_metrics(self) -> dict[str, float]:
         """The metrics since they were taken last."""
         now = self._read_clocks()
@@ -57,6 +68,8 @@ class MachineUse:
             metrics["machine/memory_gb"] = pages * PAGE_BYTES / 1e9
         use, self._use = self._use, []
         memory, self._memory = self._memory, {}
+        peaks, self._peaks = self._peaks, {}
+        metrics |= peaks
         metrics |= {f"machine/gpu_memory_gb/{device}": value for device, value in memory.items()}
         return metrics | {
             f"machine/gpu/{device}": sum(each) / len(each) for device, each in enumerate(zip(*use, strict=False))

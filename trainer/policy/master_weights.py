@@ -8,6 +8,8 @@ gathers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
+from weakref import proxy
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ class MasterWeights:
         """Rounds the module's weights to the dtype."""
         self._module = module
         self._masters: dict[Tensor, Tensor] = {}
+        add_gradient = partial(MasterWeights._add_gradient, proxy(self))  # A weight that held it would hold itself.
         for value in module.parameters():
             if value.dtype == dtype or isinstance(value, DTensor):
                 continue
@@ -37,7 +40,7 @@ class MasterWeights:
             value.data = whole.to(dtype)
             if value.requires_grad:
                 self._masters[value] = nn.Parameter(whole)
-                value.register_post_accumulate_grad_hook(self._add_gradient)  # type: ignore[no-untyped-call]
+                value.register_post_accumulate_grad_hook(add_gradient)  # type: ignore[no-untyped-call]
 
     def _add_gradient(self, value: Tensor) -> None:
         """Moves a weight's gradient to its master."""

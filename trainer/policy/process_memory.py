@@ -1,4 +1,4 @@
-"""The memory that a process takes for its interpreter and libraries, measured in this process."""
+"""The memory that this process takes: for its interpreter and libraries, now, and at most."""
 
 from __future__ import annotations
 
@@ -22,6 +22,27 @@ def resident_memory() -> int:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def reset_peak_memory() -> bool:
+    """From now on, `peak_memory` is that since now; False where the system cannot say."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def peak_memory() -> int:
+    """The most bytes that were in use: of the GPU, with what others have there now; without one, of this process."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free - torch.cuda.memory_reserved() + torch.cuda.max_memory_allocated())
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def measure_floor(*, lora: bool) -> int:

@@ -18,8 +18,8 @@ class ComponentSettings(FrozenModel):
 
     function: Annotated[str, Field(min_length=1)]
     """A built-in function (`answer`, `exact`, `state_equals`, `solved`, `outcome`, `tools`, `feedback`, `calc_reward`,
-    `agent`, `efficiency`, `tool_quality`), or your own: `module:name`, or `folder/rewards.py:name`. It takes a
-    `trainer.reward.attempt:Attempt` and returns a number. It may be async; it then runs in an event loop of its own,
+    `agent`, `efficiency`, `tool_quality`, `judge`), or your own: `module:name`, or `folder/rewards.py:name`. It takes
+    a `trainer.reward.attempt:Attempt` and returns a number. It may be async; it then runs in an event loop of its own,
     the same from call to call, so what it opens there cannot be shared with another function or with tools."""
     weight: float = 1.0
     """The score is multiplied by this; with 0 it is measured, but not rewarded."""

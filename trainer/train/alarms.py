@@ -369,7 +369,7 @@ def check_lost_to_tools(given: AlarmInput) -> str | None:
     return format_alarm(
         f"{count:,.0f} of {counted:,.0f} rollouts were lost because calls of `{tool}` failed or took too long",
         "more of the rollouts that are left did without it, so the policy may learn to avoid it",
-        "give the tool more time or fewer calls at once (timeout_s and concurrency of its entry), or let it answer with"
+        "give the tool more time or fewer calls at once (timeout_s and at_once of its entry), or let it answer with"
         " an error that the policy can read",
     )
 

@@ -74,7 +74,7 @@ def check_results(results: Results) -> Iterator[Finding]:
         yield Finding("ok", f"native tools were called with made-up arguments: {', '.join(called)}")
     if left := [call.name for call, result in results if result is NOT_CALLED]:
         problem = f"after {len(called)} calls, or {CALLS_S:g} s, these tools were not called: {', '.join(left)}"
-        yield Finding("note", problem, "if the first of them hangs, give it a shorter `timeout`")
+        yield Finding("note", problem, "if the first of them hangs, give it a shorter `timeout_s`")
 
 
 def _check_result(call: ToolCall, result: ToolResult) -> Iterator[Finding]:
@@ -227,7 +227,7 @@ def _check_rollout(rollout: Rollout, tool: ToolSpec | None, noted: Collection[st
         setting = LIMIT_SETTINGS[rollout.stop]
         yield Finding("wrong", f"a call of `{tool.name}` is cut off by `{setting}`", f"raise `{setting}`")
     elif not rollout.turns[0].calls:
-        remedy = "correct the model's stop ids or `template.parser`; `mtrl-train render` shows the template"
+        remedy = "correct the model's stop ids or `template.parser`"
         yield Finding("wrong", f"a call of `{tool.name}` is not read: the turn ended before it", remedy)
     for entry in rollout.ledger:
         if (

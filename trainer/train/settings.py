@@ -99,7 +99,7 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
 
     model: Annotated[str, Field(min_length=1)] = DEMO
     """A model's folder as `save_pretrained` writes it; or `demo`, a tiny model that is built and cached, or `sight`,
-    one with vision, or `shelves`, one for tasks that were made from an MCP server."""
+    one with vision, `shelves`, one for tasks that were made from an MCP server, or `shell`, one for shell tasks."""
     data: Annotated[str, Field(min_length=1)] = DEMO
     """A JSONL or parquet file, the folder of a saved data set, or a data set's name; or `demo`, generated tasks, or
     `sight`, generated tasks about images, or `shelves`, tasks that were made from an MCP server."""

@@ -52,9 +52,9 @@ FINISH_CHECKPOINT_S = 60.0
 PASSING_REASONS = (StopReason.ENGINE_FAILED, StopReason.TOOL_FAILED, StopReason.WORKER_LOST)
 """Why rollouts are lost that the same settings may bring to their end the next time, but for weights that are NaN."""
 SHOWN_REASONS = 3
+"""How many of the most frequent reasons are shown if no rollout of a step could be scored."""
 SAVING_SHARE = 0.1
 """The share of the time that saving may take, unless the settings say how often it is done."""
-"""How many of the most frequent reasons are shown if no rollout of a step could be scored."""
 
 
 class NothingScoredError(OperatorError):
@@ -121,12 +121,12 @@ class TrainLoop:
                 step = self.step + 1
                 progress.begin(step, settings.prompts * settings.n if is_synchronous else 0)
                 counters_before, rollout_bytes = dict(self.engine.counters), self.folder.rollout_bytes
-                with progress.phase(source.phase):  # Generate and score.
+                with progress.phase(source.phase), self.machine.phase("generating"):  # And score.
                     rollouts = await source.take(step)
                 await to_thread.run_sync(self._save_rollouts, [rollouts])
                 self._require_tape()
                 metrics = {"step": float(step)} | self._measure_rollouts(rollouts, counters_before)
-                with progress.phase("learning"):
+                with progress.phase("learning"), self.machine.phase("update"):
                     has_released = is_synchronous and await self.engine.release_memory()
                     if any(group.scored for group in rollouts.groups):
                         batch = await thread.run(partial(self._build_batch, rollouts))
@@ -146,7 +146,7 @@ class TrainLoop:
                     raise NothingScoredError(step, rollouts.lost_reasons)
                 with progress.phase(source.phase):
                     await source.wait_until_idle()
-                with progress.phase("publishing"):
+                with progress.phase("publishing"), self.machine.phase("publishing"):
                     metrics |= await self._publish(step)
                 self.step = step
                 job.task_stream.finish_step(step - 1, metrics.get("success/sampled"))

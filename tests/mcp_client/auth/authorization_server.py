@@ -66,9 +66,7 @@ class AuthorizationServer:
     """The issuer in answers to logins; by default, that of the metadata."""
     registers: bool = True
     auth_methods: tuple[str, ...] = ("none", "client_secret_basic", "client_secret_post")
-    scopes_supported: tuple[str, ...] = ()
     expires_in: int | None = 3600
-    refuses_login: str | None = None
     clients: dict[str, str | None] = field(default_factory=dict)
     """Client ids, each with its secret."""
     codes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -79,8 +77,6 @@ class AuthorizationServer:
     """The path and the parameters of every request."""
     misbehave: dict[str, Misbehave] = field(default_factory=dict)
     """By path, a function that may answer in place of this server."""
-    grants_scope: str | None = None
-    """The scopes that every token has; by default, those asked for."""
     check_assertion: Callable[[str], str | None] = lambda assertion: None
     """The client that a signed assertion proves."""
     count: int = 0
@@ -132,8 +128,6 @@ class AuthorizationServer:
         }
         if self.registers:
             fields["registration_endpoint"] = f"{self.url}/register"
-        if self.scopes_supported:
-            fields["scopes_supported"] = list(self.scopes_supported)
         return JSONResponse(fields)
 
     def _new(self, kind: str) -> str:
@@ -150,14 +144,11 @@ class AuthorizationServer:
 
     def _authorize(self, request: Request, parameters: dict[str, str]) -> Response:
         answer = {"state": parameters["state"], "iss": self.answer_issuer or self.issuer or self.url}
-        if self.refuses_login is not None:
-            answer |= {"error": self.refuses_login, "error_description": "no"}
-        elif parameters["client_id"] not in self.clients or parameters["code_challenge_method"] != "S256":
+        if parameters["client_id"] not in self.clients or parameters["code_challenge_method"] != "S256":
             return JSONResponse({"error": "invalid_request"}, 400)
-        else:
-            code = self._new("code")
-            self.codes[code] = parameters
-            answer["code"] = code
+        code = self._new("code")
+        self.codes[code] = parameters
+        answer["code"] = code
         return RedirectResponse(f"{parameters['redirect_uri']}?{urlencode(answer)}", 302)
 
     def _token(self, request: Request, parameters: dict[str, str]) -> Response:
@@ -180,7 +171,7 @@ class AuthorizationServer:
                     return JSONResponse({"error": "invalid_grant", "error_description": "used before"}, 400)
             case _:
                 scope = parameters.get("scope", "")
-        return self._issue(scope if self.grants_scope is None else self.grants_scope)
+        return self._issue(scope)
 
     def _issue(self, scope: str) -> Response:
         access, refresh = self._new("access"), self._new("refresh")
@@ -219,10 +210,7 @@ class ProtectedServer:
     names_metadata: bool = True
     is_its_own_authorization_server: bool = False
     """Has the endpoints of an authorization server at its own origin, but no metadata of one."""
-    challenges_scope: bool = True
     redirect_to: str | None = None
-    open_methods: tuple[str, ...] = ()
-    """Methods that need no token."""
     tokens_seen: list[str] = field(default_factory=list)
     misbehave: dict[str, Misbehave] = field(default_factory=dict)
 
@@ -257,7 +245,7 @@ class ProtectedServer:
         method, params = message["method"], message.get("params", {})
         if method == "server/discover":
             return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}})
-        if method not in self.open_methods and (refusal := self._refuse(request, method, params)) is not None:
+        if (refusal := self._refuse(request, method, params)) is not None:
             return refusal
         if "id" not in message:
             return Response(status_code=202)
@@ -269,13 +257,11 @@ class ProtectedServer:
         self.tokens_seen.append(token)
         needed = params["name"] if method == "tools/call" else "read"
         metadata = self.url.replace("/mcp", "/.well-known/oauth-protected-resource/mcp")
-        challenge = f'Bearer resource_metadata="{metadata}"'
-        if self.challenges_scope:
-            challenge += f', scope="{needed}"'
+        challenge = f'Bearer resource_metadata="{metadata}", scope="{needed}"'
         granted = self.authorization.tokens.get(token)
         if granted is None:
             return Response(status_code=401, headers={"www-authenticate": f'{challenge}, error="invalid_token"'})
-        if self.challenges_scope and needed not in granted.split():
+        if needed not in granted.split():
             return Response(status_code=403, headers={"www-authenticate": f'{challenge}, error="insufficient_scope"'})
         return None
 

@@ -65,7 +65,6 @@ CASES: dict[str, tuple[Change, str]] = {
     "metadata fails": (authorization_answers(METADATA, status(503)), "HTTP 503"),
     "metadata is of another issuer": (changed(issuer="https://attacker.example"), "is of https://attacker.example"),
     "the answer is of another issuer": (changed(answer_issuer="https://attacker.example"), "it was asked of"),
-    "the resource's metadata never answers": (resource_answers(silence), "did not answer within 1 s"),
     "the resource's metadata fails": (resource_answers(status(500)), "HTTP 500"),
     "the resource's metadata is of another server": (
         lambda server: setattr(server, "resource", "https://bank.example/mcp"),
@@ -75,10 +74,6 @@ CASES: dict[str, tuple[Change, str]] = {
         lambda server: setattr(server, "authorization_servers", ["http://169.254.169.254/latest"]),
         "it is not https",
     ),
-    "the authorization server is at a link-local address": (
-        lambda server: setattr(server, "authorization_servers", ["https://169.254.169.254"]),
-        "is at a link-local address, where its server is not",
-    ),
     "the authorization server is at a private address": (
         lambda server: setattr(server, "authorization_servers", ["https://[::ffff:10.0.0.1]"]),
         "is at a private address, where its server is not",
@@ -87,9 +82,7 @@ CASES: dict[str, tuple[Change, str]] = {
         lambda server: setattr(server, "authorization_servers", ["file:///etc/passwd"]),
         "does not follow RFC 9728",
     ),
-    "the token endpoint never answers": (authorization_answers("/token", silence), "did not answer within 1 s"),
     "the token endpoint is HTML": (authorization_answers("/token", html_page), "without a bearer token"),
-    "the token endpoint is huge": (authorization_answers("/token", huge_answer), "more than 262144 bytes"),
     "the token endpoint fails": (authorization_answers("/token", status(500)), "HTTP 500"),
     "the token cannot be a header": (
         authorization_answers("/token", lambda request: JSONResponse({"access_token": "a\nb", "token_type": "Bearer"})),

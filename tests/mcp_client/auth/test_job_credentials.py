@@ -18,7 +18,7 @@ from gateway.mcp_client.auth.token_file import state_folder
 from gateway.types import Outcome
 from tests.mcp_client.auth.authorization_server import AuthorizationServer
 from tests.mcp_client.auth.protected_user import user_of_protected_server
-from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset
+from tests.mcp_client.mcp_toolsets import call_tool
 from tests.waiting import PATIENCE_S, wait_until
 
 JOB = {"grant": "client_credentials", "client_id": "job", "client_secret": "hunter2: job+"}
@@ -116,17 +116,6 @@ async def test_command_prints_the_token_and_runs_again_when_it_is_rejected(form:
             result = await call_tool(toolset, "read")
             assert result.outcome is Outcome.UNAVAILABLE and "by hand" in (result.reason or "")
             assert int(count.read_text()) <= 4, "a token that is never good does not loop"
-
-
-@pytest.mark.parametrize("transport", ["sse", "http"])
-async def test_printed_token_is_sent_over_both_transports(transport: str) -> None:
-    command = (sys.executable, "-c", "print('s3cret')")
-    async with misbehaving_toolset(transport, "--require-token", "s3cret", auth_command=command) as server:
-        assert (await call_tool(server, "echo", text="let in")).text == "let in"
-    command = (sys.executable, "-c", "print('wrong')")
-    async with misbehaving_toolset(transport, "--require-token", "s3cret", auth_command=command) as server:
-        assert server.status.state == "down" and "HTTP 401" in server.status.reason
-        assert "by hand" in server.status.remedy
 
 
 HELD_PROGRAM = """

@@ -119,3 +119,32 @@ def check_laws(rollout: Rollout, engine: ScriptedEngine) -> None:
 def call_text(name: str, arguments: str) -> str:
     """A call in the template's format, with its arguments as they are."""
     return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+USER = {"role": "user", "content": "What is 3 + 4?"}
+CALL = call_text("add", '{"a":3,   "b": 4}')
+
+
+def tool_reply(message: dict[str, Any], text: str = "7", index: int = 0) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": message["tool_calls"][index]["id"], "content": text}
+
+
+def read_events(text: str) -> list[dict[str, Any]]:
+    """The JSON of each server-sent event, without comments; the event's name, where it has one, is its type."""
+    events = []
+    for block in filter(None, text.split("\n\n")):
+        fields = dict(line.split(": ", 1) for line in block.strip().splitlines())
+        if fields.get("data", "[DONE]") == "[DONE]":
+            continue
+        event = json.loads(fields["data"])
+        assert fields.get("event", event.get("type")) == event.get("type")
+        events.append(event)
+    return events

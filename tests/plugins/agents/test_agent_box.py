@@ -6,13 +6,11 @@ import json
 import logging
 import os
 import signal
-import socketserver
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -28,16 +26,14 @@ from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentT
 from gateway.sandbox import cgroups, choose_provider
 from gateway.tool_table import Source
 from mtrl_plugins.agents import endpoint
-from mtrl_plugins.agents.agent_box import find_program
 from mtrl_plugins.agents.agent_host import AgentHost
 from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
-from mtrl_plugins.agents.settings import AgentSandbox, AgentSettings
+from mtrl_plugins.agents.settings import AgentSettings
 from tests.plugins.agents.agent_harness import TASK, open_agents
-from tests.plugins.agents.test_agent_process import DAEMONS
-from tests.plugins.agents.test_agent_rollouts import ASK, WALL_S, program
+from tests.plugins.agents.test_agent_rollouts import ASK, DAEMONS, WALL_S, play, program
 from tests.sandbox.roots import make_root
 from tests.waiting import PATIENCE_S, wait_until
-from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.rollout import StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.task import Task
 from trainer.train.settings import TrainSettings
@@ -59,11 +55,6 @@ async def main():
 
 anyio.run(main)
 """
-
-
-async def play(code: str, *turns: str, limits: RolloutLimits | None = None, **settings: Any) -> Rollout:
-    async with open_agents(list(turns or ("It is 7.",)), limits=limits, command=program(code), **settings) as harness:
-        return await harness.run()
 
 
 def find_marked(marker: str) -> list[int]:
@@ -179,17 +170,7 @@ print(status)
 @contextmanager
 def web_server() -> Iterator[int]:
     """A server of the machine, at another address than the endpoint's."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"hello")
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-    with socketserver.ThreadingTCPServer(("127.0.0.2", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.2", 0), SimpleHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
@@ -199,23 +180,15 @@ async def test_agent_reaches_the_hosts_of_its_list_and_no_others() -> None:
     code = """
 ask("x")
 for port in sys.argv[1:]:
-    try: print(urllib.request.urlopen(f"http://127.0.0.2:{port}/").read().decode())
+    try: print(urllib.request.urlopen(f"http://127.0.0.2:{port}/").status)
     except OSError as error: print(type(error).__name__)
 """
     with web_server() as port, web_server() as other:
         command = (*program(code), str(port), str(other))
-        for network, seen in (([f"127.0.0.2:{port}"], ["hello", "HTTPError"]), ("loopback", ["URLError", "URLError"])):
+        for network, seen in (([f"127.0.0.2:{port}"], ["200", "HTTPError"]), ("loopback", ["URLError", "URLError"])):
             async with open_agents(["It is 7."], command=command, sandbox={"network": network}) as harness:
                 rollout = await harness.run()
             assert rollout.infos["agent_output"].split() == seen, rollout.infos
-
-
-async def test_nothing_that_an_agent_started_outlives_its_rollout() -> None:
-    marker = token_hex(8)
-    code = DAEMONS.replace("time.sleep(600)", f"time.sleep(600) #{marker}") + "\nask('x')"
-    rollout = await play(code)
-    assert rollout.stop is StopReason.DONE, rollout
-    assert not find_marked(marker)
 
 
 async def test_agent_that_forks_without_end_ends_at_the_time_limit_with_all_its_processes() -> None:
@@ -243,12 +216,6 @@ async def test_agent_whose_memory_shall_all_be_counted_is_not_started_where_it_c
     monkeypatch.setattr(cgroups, "find_parent", lambda: None)
     rollout = await play("ask('x')", sandbox={"control_groups": "required"})
     assert rollout.stop is StopReason.TOOL_FAILED and "`control_groups` is `required`" in rollout.reason
-
-
-async def test_agent_may_reserve_more_memory_than_it_may_write() -> None:
-    code = "import mmap; mmap.mmap(-1, 2**35, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0); print(ask('x'))"
-    rollout = await play(code, sandbox={"memory_mb": 256})
-    assert rollout.infos["agent_output"].strip() == "It is 7."
 
 
 async def test_nothing_is_left_in_or_of_a_box_when_the_trainer_is_killed(tmp_path: Path) -> None:
@@ -310,11 +277,9 @@ class Hanging:
         return 1.0
 
 
-@pytest.mark.parametrize("kind", ["boxed", "unconfined", "graded"])
+@pytest.mark.parametrize("kind", ["unconfined", "graded"])
 async def test_time_limit_holds_for_the_rewards_of_tools_after_the_agent_has_ended(kind: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"boxed": {}, "unconfined": {"sandbox": "none"}, "graded": {}}[kind]
-    if kind == "graded":
-        settings = {"grade": make_grade(tmp_path)}
+    settings: dict[str, Any] = {"sandbox": "none"} if kind == "unconfined" else {"grade": make_grade(tmp_path)}
     for wall_s in WALL_S:
         gateway = Gateway([Source("tools", ClassEnvironmentToolset(ClassEnvironment(Hanging, {})))])
         limits, command = RolloutLimits(timeout_s=wall_s), program("ask('x'); open('answer.txt', 'w').write('7')")
@@ -363,26 +328,6 @@ def test_program_that_is_not_seen_inside_is_told_by_name(tmp_path: Path, monkeyp
     AgentSettings.model_validate({"command": "sh -c true", "sandbox": in_root}).make_player(run)
 
 
-def test_installation_of_a_program_is_shown_with_its_interpreters(tmp_path: Path) -> None:
-    modules = tmp_path / "npm" / "node_modules"
-    for path in (
-        modules / ".bin",
-        modules / "agent",
-        tmp_path / "node" / "bin",
-        tmp_path / "node" / "lib/node_modules",
-    ):
-        path.mkdir(parents=True)
-    (modules / "agent" / "cli.js").write_text("#!/usr/bin/env -S node --no-warnings\n")
-    (modules / "agent" / "cli.js").chmod(0o755)
-    (modules / ".bin" / "agent").symlink_to("../agent/cli.js")
-    (tmp_path / "node/bin/node").write_bytes(b"\x7fELF")
-    (tmp_path / "node/bin/node").chmod(0o755)
-    path = f"{modules}/.bin:{tmp_path}/node/bin"
-    found = find_program(AgentSettings(command=("agent",), env={"PATH": path}), AgentSandbox())
-    assert found.word == f"{modules}/.bin/agent" and found.path.startswith(f"{path}:/usr/local/bin")
-    assert {str(modules), f"{tmp_path}/node/bin", f"{tmp_path}/node/lib"} <= {*found.readable}
-
-
 def test_agents_are_not_confined_without_bubblewrap_which_is_said_and_refused_where_it_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -428,10 +373,3 @@ def test_file_of_a_grade_that_is_not_there_is_told_at_the_start(tmp_path: Path) 
 def test_boxes_that_cannot_be_are_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         AgentSettings.model_validate({"command": ["sh"], **settings})
-
-
-def test_probe_of_these_tests_finds_processes() -> None:
-    marker = token_hex(8)
-    with subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(600) #{marker}"]) as process:
-        assert find_marked(marker) == [process.pid]
-        process.kill()

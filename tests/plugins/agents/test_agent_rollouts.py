@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from gateway.errors import ConfigError
 from gateway.types import ToolCall
+from mtrl_plugins.agents.agent_host import AgentHost
 from mtrl_plugins.agents.agent_runner import AgentHandle
 from mtrl_plugins.agents.settings import AgentSettings
-from tests.plugins.agents.agent_harness import AgentHarness, open_agents
-from tests.plugins.agents.chats import USER
+from tests.plugins.agents.agent_harness import USER, open_agents
 from tests.waiting import PATIENCE_S, is_alive
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
@@ -76,22 +76,13 @@ async def test_program_works_in_a_copy_of_a_folder(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "ours"
 
 
-async def test_program_that_fails_is_lost_or_scored_as_set() -> None:
+async def test_program_that_fails_is_lost_or_scored_as_set_but_one_that_never_asks_is_lost() -> None:
     lost = await play("ask('x'); sys.exit(3)")
     assert lost.stop is StopReason.AGENT_FAILED and "exited with 3" in lost.reason and lost.rewards == {}
     scored = await play("ask('x'); sys.exit(3)", on_failure="scored")
     assert scored.stop is StopReason.DONE and "exited with 3" in scored.infos["agent_failure"]
-
-
-async def test_program_that_never_asks_is_lost_even_if_failures_are_scored() -> None:
-    rollout = await play("print('no thanks')", on_failure="scored")
-    assert rollout.stop is StopReason.AGENT_FAILED and "without asking" in rollout.reason
-
-
-async def test_program_that_cannot_be_started_is_lost_with_its_name() -> None:
-    async with open_agents([], command="no-such-agent --now") as harness:
-        rollout = await harness.run()
-    assert rollout.stop is StopReason.AGENT_FAILED and "there is no program 'no-such-agent'" in rollout.reason
+    silent = await play("print('no thanks')", on_failure="scored")
+    assert silent.stop is StopReason.AGENT_FAILED and "without asking" in silent.reason
 
 
 async def test_program_that_hangs_ends_with_its_children_at_the_time_limit(tmp_path: Path) -> None:
@@ -175,27 +166,6 @@ async def test_function_uses_tools_and_returns_the_reward() -> None:
     assert rollout.stop is StopReason.DONE and rollout.rewards == {"agent": 1.5, "tool": 0.25}
 
 
-async def play_outside(harness: AgentHarness, reward: float | None) -> dict[str, Any]:
-    """What a program elsewhere does."""
-    async with httpx2.AsyncClient(base_url=harness.host.endpoint.url, timeout=PATIENCE_S) as client:
-        run = {"Authorization": f"Bearer {harness.host.run_key}"}
-        opened: dict[str, Any] = (await client.post("/sessions", json={}, headers=run)).json()
-        own = {"Authorization": f"Bearer {opened['api_key']}"}
-        body = {"messages": opened["task"]["messages"]}
-        await client.post(f"{opened['base_url']}/chat/completions", json=body, headers=own)
-        if reward is not None:
-            await client.post(f"/sessions/{opened['id']}/reward", json={"reward": reward}, headers=own)
-        await client.post(f"/sessions/{opened['id']}/end", json={}, headers=own)
-        return opened
-
-
-async def test_external_program_opens_a_session_and_posts_the_reward() -> None:
-    async with open_agents(["It is 7."], external=True) as harness, anyio.create_task_group() as tasks:
-        tasks.start_soon(play_outside, harness, 0.75)
-        rollout = await harness.run()
-    assert rollout.stop is StopReason.DONE and rollout.rewards == {"agent": 0.75}
-
-
 async def test_session_is_opened_with_the_runs_key_alone() -> None:
     async with open_agents(["x"], external=True) as harness, httpx2.AsyncClient(timeout=PATIENCE_S) as client:
         response = await client.post(f"{harness.host.endpoint.url}/sessions", json={})
@@ -236,7 +206,30 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 
 def test_function_that_is_not_there_is_told_at_once() -> None:
-    from mtrl_plugins.agents.agent_host import AgentHost
-
     with pytest.raises(ConfigError):
-        AgentHost(AgentSettings(function="tests.plugins.agents.chats:none"))
+        AgentHost(AgentSettings(function="tests.plugins.agents.agent_harness:none"))
+
+
+DAEMONS = """
+import subprocess
+sleep = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+def start(**changes):
+    out = subprocess.DEVNULL
+    return subprocess.Popen(sleep, stdin=out, stdout=out, stderr=out, **changes).pid
+pids = [start(), start(start_new_session=True), start(start_new_session=True, env={})]
+"""
+
+
+async def test_files_are_not_written_through_links_of_the_copied_folder(tmp_path: Path) -> None:
+    outside, source = tmp_path / "outside", tmp_path / "source"
+    outside.mkdir()
+    source.mkdir()
+    (outside / "secret").write_text("theirs")
+    (source / "conf").symlink_to(outside)
+    (source / "notes").symlink_to(outside / "secret")
+    files = {"conf/secret": "{model}", "notes": "{model}"}
+    code = "ask('x'); print(open('conf/secret').read(), open('notes').read())"
+    async with open_agents(["It is 7."], command=program(code), cwd=source, files=files) as harness:
+        rollout = await harness.run()
+    assert rollout.infos["agent_output"].strip() == "policy policy"
+    assert (outside / "secret").read_text() == "theirs" and [*outside.iterdir()] == [outside / "secret"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import httpx2
 import pytest
@@ -12,13 +15,13 @@ from mcp.client.streamable_http import streamable_http_client
 
 from gateway.client import RemoteGateway
 from gateway.gateway import Gateway
-from gateway.session import AnyGateway
-from gateway.types import Text, ToolResult
+from gateway.types import Text, ToolResult, ToolSpec
 from mtrl_plugins.agents.agent_runner import AgentHandle
 from tests.live_server import live_server_async
-from tests.plugins.agents.agent_harness import TASK, open_agents
+from tests.plugins.agents.agent_harness import ADD, CALL, TASK, TEMPLATE, USER, Requests, open_agents, tool_reply
 from tests.trainer.policy_scripts import make_gateway
 from tests.waiting import PATIENCE_S
+from trainer.rollout.loop import find_offered
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.task import Task
 
@@ -68,21 +71,14 @@ async def check_refused(url: str, key: str) -> None:
     assert answer.status_code == 404 and "no such session" in answer.text
 
 
-async def check_rollout(gateway: AnyGateway) -> None:
-    async with open_agents(["It is 7."], gateway=gateway, function=FUNCTION) as harness:
+async def test_agent_calls_the_tools_of_a_remote_gateway_over_mcp_and_their_rewards_count() -> None:
+    async with (
+        live_server_async(lambda: make_gateway(add)) as server,
+        open_agents(["It is 7."], gateway=RemoteGateway(server.url), function=FUNCTION) as harness,
+    ):
         rollout = await harness.run(TASK)
     assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
-    assert rollout.ledger.messages[0]["content"] == "7"
-    assert rollout.rewards["call"] == 0.5
-
-
-async def test_agent_calls_the_rollouts_tools_over_mcp_and_their_rewards_count() -> None:
-    await check_rollout(make_gateway(add))
-
-
-async def test_tools_of_a_remote_gateway_are_offered_too() -> None:
-    async with live_server_async(lambda: make_gateway(add)) as server:
-        await check_rollout(RemoteGateway(server.url))
+    assert rollout.ledger.messages[0]["content"] == "7" and rollout.rewards["call"] == 0.5
 
 
 async def test_session_without_tools_says_so() -> None:
@@ -103,3 +99,66 @@ async def test_each_session_sees_its_own_tools_only() -> None:
                 await client.call_tool("add", {"a": 1, "b": 1})
             assert (len(tools.rewards), len(others.rewards)) == (1, 0)
             await check_refused(url, second.session.api_key)
+
+
+TEXT = "Adds without error."
+SYSTEM = {"role": "system", "content": "You are mine."}
+
+
+def with_instructions(agent: Requests) -> Requests:
+    """The session with a gateway's tool whose server says something about itself."""
+    agent.session.tools = SimpleNamespace(specs=[ToolSpec("add", instructions=TEXT), ToolSpec("sub")])  # type: ignore[assignment]
+    return agent
+
+
+def sent(harness: Any) -> list[str]:
+    return [TEMPLATE.tokenizer.decode(request.ids) for request in harness.engine.requests]
+
+
+@pytest.mark.parametrize("chat", [[SYSTEM, USER], [USER]])
+async def test_instructions_follow_the_agents_system_prompt_in_every_request(chat: list[Any]) -> None:
+    async with open_agents([CALL, "It is 7."]) as harness, harness.session() as plain:
+        agent = with_instructions(plain)
+        message = await agent.chat(chat, tools=[ADD])
+        await agent.chat([*chat, message, tool_reply(message)], tools=[ADD])
+        first, second = sent(harness)
+        begin = "You are mine.\n\n" if SYSTEM in chat else ""
+        assert f"{begin}{TEXT}" in first and first.count(TEXT) == second.count(TEXT) == 1
+        before, after = harness.engine.requests
+        turn = agent.session.tree.turns[0].entry.ids
+        assert after.ids[: len(before.ids) + len(turn)] == before.ids + turn
+        assert len(agent.session.tree.ledgers()) == 1 and agent.session.tree.changed == {}
+
+
+async def test_chats_without_the_servers_tools_get_nothing_and_an_agents_own_instructions_are_not_repeated() -> None:
+    async with open_agents(["A title.", "It is 7.", "Seven."]) as harness, harness.session() as plain:
+        agent = with_instructions(plain)
+        await agent.chat([SYSTEM, USER])
+        await agent.chat([SYSTEM, USER], tools=[replace_name(ADD, "read_file")])
+        await agent.chat([{"role": "system", "content": f"You are mine. Of a tool: {TEXT}"}, USER], tools=[ADD])
+        assert [prompt.count(TEXT) for prompt in sent(harness)] == [0, 0, 1]
+
+
+async def test_response_that_names_the_one_before_has_them_once() -> None:
+    async with open_agents(["It is 7.", "It is 8."]) as harness, harness.session() as plain:
+        agent = with_instructions(plain)
+        tools = [{"type": "function", **ADD["function"]}]
+        body = {"input": "What is 3 + 4?", "instructions": "Be brief.", "tools": tools}
+        first = (await agent.post("/responses", body)).json()
+        body |= {"input": "And one more?", "previous_response_id": first["id"]}
+        assert (await agent.post("/responses", body)).status_code == 200
+        before, after = harness.engine.requests
+        assert [prompt.count(TEXT) for prompt in sent(harness)] == [1, 1]
+        turn = agent.session.tree.turns[0].entry.ids
+        assert after.ids[: len(before.ids) + len(turn)] == before.ids + turn
+
+
+def replace_name(tool: Any, name: str) -> Any:
+    return {**tool, "function": {**tool["function"], "name": name}}
+
+
+def test_tools_are_found_under_the_names_that_mcp_clients_give_them() -> None:
+    spec = ToolSpec("add")
+    for name in ("add", "mcp__mtrl__add", "mtrl_add", "mtrl.add"):
+        assert find_offered([spec, replace(spec, name="sub")], [replace_name(ADD, name)]) == [spec]
+    assert find_offered([spec], [replace_name(ADD, "readd")]) == []

@@ -10,13 +10,15 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.types import Image
+from gateway.types import Image, ToolCall
 from mtrl_plugins.agents import turn_stream
-from tests.plugins.agents.agent_harness import AgentHarness, Requests, open_agents
-from tests.plugins.agents.chats import ADD, CALL, USER
+from mtrl_plugins.agents.reply_stream import ReplyStream
+from tests.plugins.agents.agent_harness import ADD, CALL, USER, AgentHarness, Requests, open_agents, read_events
 from tests.waiting import PATIENCE_S
 from trainer.engine.base import EngineError, Generation, OnIds, Sampling
 from trainer.engine.scripted import ScriptedEngine
+from trainer.parse.hermes import Hermes
+from trainer.parse.plain import PlainText
 from trainer.rollout.rollout import StopReason
 
 pytestmark = pytest.mark.anyio
@@ -77,11 +79,6 @@ async def gated(
         object.__setattr__(harness.runner, "engine", engine)
         async with harness.session() as agent:
             yield harness, agent, engine
-
-
-def read_events(text: str) -> list[dict[str, Any]]:
-    data = [line[6:] for line in text.splitlines() if line.startswith("data: ") and line != "data: [DONE]"]
-    return [json.loads(line) for line in data]
 
 
 def join(events: Sequence[dict[str, Any]]) -> tuple[str, str, list[tuple[str, str, str]]]:
@@ -220,7 +217,31 @@ async def test_streamed_logprobs_come_with_the_last_chunk() -> None:
         assert len(rows[-1]["content"]) == len(agent.session.tree.turns[0].entry.ids)
 
 
-async def test_unknown_session_is_refused_with_a_status_also_when_streamed() -> None:
-    async with open_agents([""]) as harness, harness.session() as agent:
-        response = await agent.post(MESSAGES, BODIES[MESSAGES] | {"stream": True}, key="another")
-        assert response.status_code == 404 and response.json()["type"] == "error"
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_text_is_known_as_it_comes_and_marks_never_are(size: int) -> None:
+    call = Hermes().render([ToolCall("", "add", "{}")])
+    text = f"<think>\nSum them.\n</think>\n\nI add: a < b. \n{call}"
+    stream, seen = ReplyStream(Hermes()), []
+    for start in range(0, len(text), size):
+        stream.feed(text[start : start + size])
+        seen.append(stream.content)
+    assert (stream.reasoning, stream.content) == ("Sum them.", "I add: a < b.")
+    assert size > 3 or len(set(seen)) > 4
+
+
+def test_everything_that_can_become_a_mark_is_held_back() -> None:
+    stream = ReplyStream(Hermes())
+    for text, known in (("a <tool", "a"), ("_cal", "a"), ("m> b ", "a <tool_calm> b"), ("<", "a <tool_calm> b")):
+        stream.feed(text)
+        assert stream.content == known
+
+
+def test_parser_of_a_user_and_a_plain_turn() -> None:
+    class Own(Hermes):
+        def parse(self, text):  # type: ignore[no-untyped-def]
+            return super().parse(text.upper())
+
+    own, plain = ReplyStream(Own()), ReplyStream(PlainText())
+    for stream in (own, plain):
+        stream.feed("so ")
+    assert (own.content, plain.content) == ("", "so ")

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.load import Config, load_config
-from gateway.config.reader import read_file
 from gateway.errors import ConfigErrors
 from mtrl_plugins.client_files.client_files import IGNORED, RENAMED, SECTIONS, is_milliseconds, translate_file
 from tests.conftest import Write
@@ -315,16 +314,6 @@ def test_translating_any_values_never_fails(section: tuple[str, ...], servers: A
     for key in reversed(section):
         raw = {**others, key: raw}
     translate_file(raw, Path("/srv/.vscode/mcp.json"))
-
-
-@given(st.text(st.characters(codec="utf-8", exclude_characters="\r")))
-def test_comments_and_trailing_commas_are_blanked(tmp_path_factory: Any, text: str) -> None:
-    quoted = json.dumps(text + "/*,]//")
-    comment = text.replace("*/", "")
-    file = Path(tmp_path_factory.mktemp("comments")) / "a.jsonc"
-    content = f'// "a\n{{ /* {comment} */ "a": [{quoted}, /* , */ ], // "b": 1\n "c": {quoted},\n}}'
-    file.write_text(content, encoding="utf-8")
-    assert read_file(file) == {"a": [text + "/*,]//"], "c": text + "/*,]//"}
 
 
 def test_oauth_of_gemini_is_read_and_its_addresses_are_left_to_the_server(write: Write) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -11,11 +13,17 @@ from random import Random
 import pytest
 
 from gateway.session import AnyGateway
+from gateway.types import Task as SessionTask
+from mtrl_plugins.agents import demo_agent
 from mtrl_plugins.demo.demos import DemoTasks
+from mtrl_plugins.demo.facts import facts_tasks
 from mtrl_plugins.demo.facts.facts_demo import DEMO, build_tokenizer
 from mtrl_plugins.demo.facts.facts_tasks import KINDS, TOOLS, TRAILS, draw_problem, draw_problems
-from mtrl_plugins.demo.problem import Problem, answer_message
+from mtrl_plugins.demo.problem import Problem
 from mtrl_plugins.demo.warm_start import DemonstrationWriter
+from tests.plugins.agents.agent_harness import call_text, open_agents
+from trainer.cli.options import find_jobs
+from trainer.cli.run_file import load_settings
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import Author, Message
@@ -23,9 +31,10 @@ from trainer.reward.attempt import Attempt
 from trainer.reward.functions import outcome
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import StopReason
-from trainer.rollout.settings import BaseRolloutSettings
+from trainer.rollout.settings import BaseRolloutSettings, RolloutLimits
 from trainer.setup import make_gateway
 from trainer.template import Template
+from trainer.train.settings import TrainSettings
 
 FOLDER = Path(__file__).parents[3] / "tool_configs"
 PER_KIND = 40
@@ -100,14 +109,39 @@ async def test_demonstrations_equal_rollouts(template: Template, gateway: AnyGat
         assert shown.mask == rollout.ledger.mask
 
 
-async def test_wrong_result_is_reported_and_a_second_try_scores_half(template: Template, gateway: AnyGateway) -> None:
-    one = draw_problem(5, 0, "judged")
-    turns = {"late": (answer_message("1"), *one.turns), "never": (answer_message("1"), answer_message("2"), *one.turns)}
-    found = {}
-    for name, said in turns.items():
-        engine = saying(DemonstrationWriter(template, TOOLS), {one.task.id: said})
-        rollout = await RolloutRunner(engine, template, gateway).run(one.task)
-        assert rollout.stop is StopReason.FEEDBACK_DONE
-        assert sum(entry.author is Author.FEEDBACK for entry in rollout.ledger) == 2
-        found[name] = outcome(Attempt(one.task, rollout))
-    assert found == {"late": 0.5, "never": 0.0}
+AGENT_KINDS = ("fact", "sum", "hop", "move")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("look_up", '{"name": "Oslo"}', "4312"),
+        ("calculate", '{"expression": "9264 + 43"}', "9307"),
+        ("calculate", '{"expression": "9**9**9"}', "there is no such tool, or its arguments are others"),
+        ("calculate", '{"expression": 3}', "there is no such tool, or its arguments are others"),
+        ("no_tool", "{}", "there is no such tool, or its arguments are others"),
+    ],
+)
+def test_tools_answer_every_call(name: str, arguments: str, answer: str) -> None:
+    assert demo_agent.answer_call({"name": name, "arguments": arguments}, {"Oslo": "4312"}) == answer
+
+
+def test_tools_are_those_that_the_model_was_shown() -> None:
+    shown = [(tool["function"]["name"], [*tool["function"]["parameters"]["properties"]]) for tool in demo_agent.TOOLS]
+    assert shown == [(tool.name, [*tool.parameters["properties"]]) for tool in facts_tasks.TOOLS]
+
+
+@pytest.mark.parametrize("kind", ["fact", "move"])
+async def test_policy_that_calls_the_tools_answers_right_and_keeps_its_ids(kind: str) -> None:
+    (problem,) = islice(facts_tasks.draw_problems(seed=0, kinds=(kind,)), 1)
+    calls = [call_text(call.tool, json.dumps(call.arguments)) for call in problem.calls]
+    settings = load_settings(TrainSettings, find_jobs()["agent"], {})
+    assert settings.demo.kinds == AGENT_KINDS and settings.agent is not None
+    limits = RolloutLimits(timeout_s=30)
+    function = settings.agent.function
+    async with open_agents([*calls, f"#### {problem.answer}"], function=function, limits=limits) as harness:
+        rollout = await harness.run(replace(problem.task, session_task=SessionTask()))
+    assert rollout.stop is StopReason.DONE and len(rollout.ledgers) == 1
+    results = [str(entry.messages[0]["content"]) for entry in rollout.ledger if entry.author == Author.TOOL]
+    assert results == [call.result for call in problem.calls]
+    assert rollout.infos["agent"]["changed_by_agent"] == {}

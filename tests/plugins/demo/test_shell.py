@@ -23,7 +23,7 @@ from mtrl_plugins.harbor.harbor_toolset import BEGIN, END_STEP
 from tests.trainer.train.jobs import demo_model
 from tests.waiting import PATIENCE_S
 from trainer.cli.run_file import find_run_file, load_settings
-from trainer.setup import load_data, make_gateway
+from trainer.setup import make_gateway
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import METRICS_FILE
 from trainer.train.settings import TrainSettings
@@ -47,12 +47,6 @@ def test_twenty_kinds_of_tasks_share_no_request_between_the_splits() -> None:
     assert not requests["train"] & requests["held_out"]
     shown = {str(problem.task.messages[0]["content"]) for problem in islice(draw_problems("test"), 200)}
     assert not shown & requests["held_out"]
-
-
-def test_evaluations_during_training_have_a_task_of_each_kind() -> None:
-    settings = load_settings(TrainSettings, find_run_file("shell"), {})
-    tasks = load_data(settings, settings.evaluation.data)[: settings.evaluation.rows]
-    assert sorted(task.id.partition("-")[2] for task in tasks) == sorted(KINDS)
 
 
 async def test_demonstrated_commands_do_each_task_and_doing_nothing_does_none() -> None:

@@ -35,12 +35,6 @@ def test_tasks_are_the_rows_of_their_split_each_before_any_comes_again() -> None
     assert all(read_rows(split, kind) for split in FILES for kind in KINDS)
 
 
-def test_level_of_a_task_is_how_many_calls_it_needs() -> None:
-    for split in FILES:
-        for level, kind in enumerate(KINDS, 1):
-            assert all(row["level"] == len(row["gold"]) == level for row in read_rows(split, kind))
-
-
 def test_results_page_tells_how_many_tasks_there_are() -> None:
     counts = [sum(len(read_rows(split, kind)) for kind in KINDS) for split in FILES]
     page = " ".join((Path(__file__).parents[3] / "docs" / "results.md").read_text(encoding="utf-8").split())

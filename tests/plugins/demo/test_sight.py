@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 
 from bench.image_controls import run_controls
-from gateway.errors import ConfigErrors
 from gateway.session import AnyGateway
 from mtrl_plugins.demo.demos import DemoTasks, load_demo
 from mtrl_plugins.demo.model_cache import find_or_build_model
@@ -114,9 +113,11 @@ async def test_perfect_policy_solves_every_task_with_the_demonstrated_text(
 
 
 def test_demo_model_and_tasks_must_match() -> None:
-    for wrong in ({"model": "sight"}, {"model": "sight", "data": "sight", "warm": "plain"}):
-        with pytest.raises((ConfigErrors, ValueError)):
-            TrainSettings.model_validate(wrong)
+    with pytest.raises(ValueError, match="knows only the words of its own tasks"):
+        TrainSettings.model_validate({"model": "sight"})
+    for own in ({"model": "sight", "data": "sight"}, {"model": "shell", "environment": "harbor:shell"}):
+        with pytest.raises(ValueError, match="more than one warm start"):
+            TrainSettings.model_validate({**own, "demo": {"warm": "plain"}})
 
 
 def test_controls_show_blank_and_exchanged_images(looked: Path, one_thread: None) -> None:

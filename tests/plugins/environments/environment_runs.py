@@ -9,8 +9,7 @@ from typing import Any
 
 import anyio
 
-from mtrl_plugins.environments.host_process import get_host, stop_hosts
-from mtrl_plugins.environments.settings import EnvironmentSettings
+from mtrl_plugins.environments.host_process import stop_hosts
 from tests.plugins.verifiers.verifiers_runs import EnvironmentRuns
 from tests.trainer.policy_scripts import render_calls
 from trainer.rollout.rollout import Rollout
@@ -57,10 +56,3 @@ def observations(rollout: Rollout) -> list[Any]:
 def rewards(rollout: Rollout) -> list[float]:
     """The reward of each step."""
     return [entry.reward for entry in rollout.ledger.entries if entry.reward is not None]
-
-
-def settings_pid(runs: EnvironmentRuns) -> int:
-    """The process that has the environment."""
-    environment = EnvironmentSettings.of(runs.settings)
-    assert environment is not None
-    return get_host(environment).pid or 0

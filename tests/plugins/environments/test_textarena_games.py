@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import Any
 
 import anyio
 import pytest
+from starlette.responses import Response
 
 from gateway.errors import ConfigError
 from mtrl_plugins.environments.host_process import stop_hosts
 from tests.plugins.environments.environment_runs import act, make_settings, observations, open_run
+from tests.servers.chat_endpoint import completion, serve_chat
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.setup import make_gateway
 
 GUESSES = [f"[{number}]" for number in range(1, 9)]
 
 
-@pytest.fixture(autouse=True)
-def here() -> dict[str, Any]:
-    return {"python": sys.executable}
-
-
-async def test_each_turn_is_a_move_and_the_policy_reads_what_is_new(here: dict[str, Any]) -> None:
-    async with open_run("textarena:Guess-v0", **here, args={"most": 3}) as game:
+async def test_each_turn_is_a_move_and_the_policy_reads_what_is_new() -> None:
+    async with open_run("textarena:Guess-v0", args={"most": 3}) as game:
         rollout = await game.run("[1]", "[2]", "[3]")
         group = await game.score(rollout)
     first, *later = observations(rollout)
@@ -39,12 +34,12 @@ async def test_each_turn_is_a_move_and_the_policy_reads_what_is_new(here: dict[s
     assert game.gateway.specs[0].audience == "loop"
 
 
-async def test_games_that_draw_from_the_global_generator_are_the_same_at_once_and_alone(here: dict[str, Any]) -> None:
+async def test_games_that_draw_from_the_global_generator_are_the_same_at_once_and_alone() -> None:
     async def play(index: int) -> None:
         at_once[index] = await game.run(*GUESSES, row=index % 8, index=index)
 
     at_once: dict[int, Rollout] = {}
-    async with open_run("textarena:Guess-v0", **here, args={"most": 8}) as game:
+    async with open_run("textarena:Guess-v0", args={"most": 8}) as game:
         async with anyio.create_task_group() as tasks:
             for index in range(64):
                 tasks.start_soon(play, index)
@@ -55,8 +50,8 @@ async def test_games_that_draw_from_the_global_generator_are_the_same_at_once_an
 
 
 @pytest.mark.parametrize(("opponent", "move"), [(["[4]", "[6]"], 4), ("textarena_opponents:bold", 3), ("random", 2)])
-async def test_opponents_play_the_other_seats(opponent: Any, move: int, here: dict[str, Any]) -> None:
-    async with open_run("textarena:Higher-v0", **here, opponent=opponent) as game:
+async def test_opponents_play_the_other_seats(opponent: Any, move: int) -> None:
+    async with open_run("textarena:Higher-v0", opponent=opponent) as game:
         rollout = await game.run("[1]", "[0]")
     if opponent == "random":  # It picks a move that the game shows, of which one loses.
         assert "That is right." not in observations(rollout)[1]
@@ -65,73 +60,36 @@ async def test_opponents_play_the_other_seats(opponent: Any, move: int, here: di
         assert rollout.infos["environment"]["return"] == -1.0
 
 
-async def test_policy_may_have_another_seat_and_opponents_begin(here: dict[str, Any]) -> None:
-    async with open_run("textarena:Higher-v0", **here, opponent=["[3]"], player=1, actions="tool") as game:
+async def test_policy_may_have_another_seat_and_opponents_begin() -> None:
+    async with open_run("textarena:Higher-v0", opponent=["[3]"], player=1, actions="tool") as game:
         rollout = await game.run(act("[9]"))
     assert "Player 0 said 3" in observations(rollout)[0]
     assert rollout.infos["environment"]["return"] == 1.0  # The opponent says 3 again.
 
 
-async def test_game_that_ends_before_the_policys_first_turn_is_not_scored(here: dict[str, Any]) -> None:
-    async with open_run("textarena:Higher-v0", **here, opponent=["[0]"], player=1) as game:
+async def test_game_that_ends_before_the_policys_first_turn_is_not_scored() -> None:
+    async with open_run("textarena:Higher-v0", opponent=["[0]"], player=1) as game:
         rollout = await game.run("[9]")
     assert rollout.stop is StopReason.TOOL_FAILED
     assert "ended an episode before the policy's first turn (seed 0)" in rollout.reason
 
 
-class _Model(BaseHTTPRequestHandler):
-    together: Barrier | None = None
-    """How many requests have to be there before one is answered."""
-
-    def log_message(self, *_: object) -> None: ...
-
-    def do_POST(self) -> None:
-        if self.together is not None:
-            self.together.wait()
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        text = "[5]" if "Begin" in body["messages"][0]["content"] else "[0]"
-        answer = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-
-@pytest.fixture
-def model_url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Model) as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-        server.shutdown()
-        thread.join()
-
-
-async def test_model_may_play_the_opponent(model_url: str, here: dict[str, Any]) -> None:
-    async with open_run("textarena:Higher-v0", **here, opponent={"url": model_url, "model": "m"}) as game:
-        rollout = await game.run("[1]", "[6]")
-    assert "Player 1 said 5" in observations(rollout)[1]
-
-
-async def test_games_wait_for_the_opponents_model_at_the_same_time(
-    model_url: str, here: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_games_wait_for_the_opponents_model_at_the_same_time() -> None:
     async def play(index: int) -> None:
         rollouts.append(await game.run("[1]", "[6]", index=index))
 
-    rollouts: list[Rollout] = []
-    monkeypatch.setattr(_Model, "together", Barrier(4, timeout=60))
-    opponent = {"url": model_url, "model": "m"}
-    async with open_run("textarena:Higher-v0", **here, opponent=opponent) as game, anyio.create_task_group() as tasks:
-        for index in range(4):
-            tasks.start_soon(play, index)
+    def answer(count: int, body: Any) -> Response:
+        together.wait()
+        return completion("[5]" if "Begin" in body["messages"][0]["content"] else "[0]")
+
+    rollouts, together = list[Rollout](), Barrier(4, timeout=60)
+    with serve_chat() as endpoint:
+        endpoint.respond = answer
+        opponent = {"url": endpoint.url, "model": "m"}
+        async with open_run("textarena:Higher-v0", opponent=opponent) as game, anyio.create_task_group() as tasks:
+            for index in range(4):
+                tasks.start_soon(play, index)
     assert ["Player 1 said 5" in observations(rollout)[1] for rollout in rollouts] == [True] * 4
-
-
-async def test_game_that_breaks_is_a_failure_of_infrastructure(here: dict[str, Any]) -> None:
-    async with open_run("textarena:Guess-v0", **here) as game:
-        rollout = await game.run("[boom]")
-    assert rollout.stop is StopReason.TOOL_FAILED and "the game broke" in rollout.reason
 
 
 @pytest.mark.parametrize(
@@ -146,11 +104,9 @@ async def test_game_that_breaks_is_a_failure_of_infrastructure(here: dict[str, A
         ("Higher-v0", {"opponent": {"url": "http://x"}}, "has no url or no model"),
     ],
 )
-async def test_what_cannot_be_opened_is_refused(
-    name: str, options: dict[str, Any], problem: str, here: dict[str, Any]
-) -> None:
+async def test_what_cannot_be_opened_is_refused(name: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem.replace("[", r"\[")):
-        async with make_gateway(make_settings(f"textarena:{name}", **here, **options)):
+        async with make_gateway(make_settings(f"textarena:{name}", **options)):
             pass
     stop_hosts()
 
@@ -164,9 +120,9 @@ async def test_what_cannot_be_opened_is_refused(
     ],
 )
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python knows the syntax")
-async def test_game_that_needs_more_is_refused_with_what_to_do(name: str, remedy: str, here: dict[str, Any]) -> None:
+async def test_game_that_needs_more_is_refused_with_what_to_do(name: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        async with make_gateway(make_settings(f"textarena:{name}", **here)):
+        async with make_gateway(make_settings(f"textarena:{name}")):
             pass
     stop_hosts()
     assert remedy in str(raised.value)

@@ -14,8 +14,15 @@ from gateway.native.native_toolset import NativeToolset
 from gateway.sandbox.roots import add_root
 from gateway.tool_table import Source
 from tests.live_server import live_server
-from tests.plugins.harbor.harbor_runs import make_settings, open_agent
-from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, SEPARATE, Sample, reward, step, write_task
+from tests.plugins.harbor.harbor_runs import (
+    PASSES,
+    RIGHT,
+    SAMPLES,
+    Sample,
+    make_settings,
+    open_agent,
+    write_task,
+)
 from tests.plugins.harbor.test_harbor_tasks import environment_of, try_folder
 from tests.sandbox.roots import export, make_tree
 from trainer.rollout.rollout import StopReason
@@ -74,19 +81,8 @@ if [ -e /app/one ]; then echo "$(cat /app/one)$(cat /app/given)" > /app/two; els
     assert ["Do one." in text for text in asked] == [True, False] and "Do two." in asked[1]
 
 
-async def test_step_after_the_policys_last_turn_is_worth_nothing(tmp_path: Path) -> None:
-    tests = {**step("one", reward("echo 1")), **step("two", reward("echo 1"))}
-    write_task(tmp_path, Sample("two", '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n', tests))
-    code = "while ask x; do :; done"
-    async with open_agent(tmp_path, agent(code), ["One."], limits={"assistant_turns": 1}) as runs:
-        rollout, score = await runs.play("two")
-    assert (rollout.stop, score) == (StopReason.ASSISTANT_TURNS, 0.5), rollout
-
-
 async def test_artifacts_of_an_agent_that_had_to_be_ended_are_collected(tmp_path: Path) -> None:
-    collect = '[[verifier.collect]]\ncommand = "cp /app/answer /logs/artifacts/"\n'
-    tests = PASSES.replace("/app/answer", "/logs/artifacts/answer")
-    write_task(tmp_path, Sample("published", SEPARATE + collect, {"tests/test.sh": tests}))
+    write_task(tmp_path, SAMPLES[5])
     code = f"ask x; {RIGHT}; ask x; trap '' TERM; sleep 600"
     async with open_agent(tmp_path, agent(code, stop_s=0.5), ["One."], limits={"assistant_turns": 1}) as runs:
         rollout, score = await runs.play("published")

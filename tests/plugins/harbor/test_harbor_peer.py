@@ -7,21 +7,16 @@ along, and has to say the same; entries that are missing are recorded.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 
-from tests.plugins.harbor.harbor_runs import open_tasks, play
-from tests.plugins.harbor.harbor_tasks import RIGHT, SAMPLES, Sample, write_task
+from tests.plugins.harbor.harbor_runs import SAMPLES, Sample, open_tasks, play, write_task
 
 HERE = Path(__file__).parent
 PEER = HERE.parents[2] / ".harbor-peers" / "bin" / "python"
-TEMPLATES = HERE.parents[2] / ".peers" / "harbor"
-"""Harbor's files, which `make peers` fetches."""
 VERDICTS = HERE / "verdicts.json"
 
 
@@ -101,42 +96,4 @@ async def test_reward_files_are_read_as_harbor_reads_them(tmp_path: Path, tree: 
     rewards = await compare("files", tmp_path, tree, [(name, "/rollout", ["true"]) for name in FILES])
     assert dict(zip(FILES, rewards, strict=True)) == {
         **dict.fromkeys(FILES, None), "number": 0.25, "names.json": 0.75, "true.json": 1.0
-    }  # fmt: skip
-
-
-@pytest.fixture
-def templates(tmp_path: Path) -> Path:
-    """The templates of Harbor's wheel as tasks, with what they leave to their authors."""
-    folder = tmp_path / "tasks"
-    given = {
-        "adapter": (TEMPLATES / "cli/template-adapter/task-template", None),
-        "shared-pytest": (TEMPLATES / "cli/template-task", TEMPLATES / "cli/template-task/shared-pytest-tests"),
-        "separate-pytest": (TEMPLATES / "cli/template-task", TEMPLATES / "cli/template-task/pytest-tests"),
-        "empty": (TEMPLATES / "cli/template-task", None),
-        "compiled": (TEMPLATES / "cli/template-task", TEMPLATES / "compile/compiled-task-template/tests"),
-    }
-    for name, (template, tests) in given.items():
-        task = shutil.copytree(template, folder / name)
-        (task / "instruction.md").write_text("Write /app/answer.")
-        if tests is not None:
-            shutil.copytree(tests, task / "tests", dirs_exist_ok=True)
-    config = folder / "adapter/task.toml"
-    config.write_text(config.read_text().replace("TODO_ORG/{{ADAPTER_ID}}__{task_id}", "org/adapter__1"))
-    script = folder / "compiled/tests/auto-verify-artifacts.sh"
-    (folder / "compiled/tests/test.sh").write_text(
-        script.read_text().replace("-euo pipefail", "-eu").replace("/usr/bin/env bash", "/bin/sh")
-    )
-    (folder / "compiled/tests/required-artifacts.txt").write_text("/app/answer\n")
-    return folder
-
-
-async def test_templates_of_the_wheel_get_the_same_rewards(tmp_path: Path, tree: Path, templates: Path) -> None:
-    names = ("adapter", "compiled", "empty", "separate-pytest", "shared-pytest")
-    roots = {"separate-pytest-tests": "busybox"}
-    jobs = [(name, "/rollout", [command]) for name in names for command in (RIGHT, "true")]
-    rewards = await compare("templates", tmp_path, tree, jobs, sandbox={"root": "busybox"}, roots=roots)
-    assert dict(zip([(name, command == RIGHT) for name, _, (command,) in jobs], rewards, strict=True)) == {
-        ("adapter", True): 1.0, ("adapter", False): 1.0, ("compiled", True): 1.0, ("compiled", False): 0.0,
-        ("empty", True): None, ("empty", False): None, ("separate-pytest", True): 0.0,
-        ("separate-pytest", False): 0.0, ("shared-pytest", True): None, ("shared-pytest", False): None,
     }  # fmt: skip

@@ -16,12 +16,12 @@ import pytest
 from anyio import to_thread
 
 from gateway.config.models import Server
-from gateway.errors import ConfigError, ConfigErrors, GatewayError, Unavailable
+from gateway.errors import ConfigError, ConfigErrors, GatewayError
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
-from gateway.sandbox.grader import Grader
+from gateway.sandbox.provider import BubblewrapProvider
 from gateway.sandbox.roots import add_root, roots_folder
 from gateway.tool_table import Source
 from gateway.types import Task
@@ -30,10 +30,25 @@ from mtrl_plugins.harbor.boxes import TaskBoxes
 from mtrl_plugins.harbor.harbor_toolset import END_STEP, HarborToolset
 from mtrl_plugins.harbor.settings import HarborSettings
 from mtrl_plugins.harbor.try_tasks import try_tasks
+from tests.conftest import Write
 from tests.live_server import live_server
-from tests.plugins.harbor.harbor_runs import make_settings, open_tasks, play, write_turns
-from tests.plugins.harbor.harbor_tasks import PASSES, RIGHT, SAMPLES, SEPARATE, WRONG, Sample, reward, step, write_task
+from tests.plugins.harbor.harbor_runs import (
+    PASSES,
+    RIGHT,
+    SAMPLES,
+    SEPARATE,
+    WRONG,
+    Sample,
+    make_settings,
+    open_tasks,
+    play,
+    reward,
+    step,
+    write_task,
+    write_turns,
+)
 from tests.sandbox.roots import export, make_tree
+from tests.trainer.cli_data import RunCommand
 from tests.trainer.policy_scripts import render_calls
 from trainer.rollout.rollout import StopReason
 from trainer.setup import load_data, make_gateway
@@ -233,7 +248,7 @@ def test_server_of_a_task_is_reached_by_a_host_that_is_named_in_full(tmp_path: P
 @pytest.mark.parametrize("option", [{"args": {"a": 1}}, {"start_s": 5.0}])
 def test_settings_that_harbor_does_not_use_are_refused(tmp_path: Path, option: dict[str, Any]) -> None:
     write_task(tmp_path, SAMPLES[0])
-    with pytest.raises(ValueError, match="is not used with harbor"):
+    with pytest.raises(ValueError, match="Extra inputs"):
         environment_of(tmp_path, **option)
     settings = environment_of(tmp_path)
     assert HarborSettings.model_validate(settings.model_dump()) == settings
@@ -248,27 +263,11 @@ async def test_root_that_is_no_linux_is_named(tmp_path: Path) -> None:
     assert "hello: its root has no shell: No such file or directory: /bin/sh" in said
 
 
-async def test_box_that_fails_is_no_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(self: Grader, left: object) -> Any:
-        raise Unavailable("the machine is down")
-
-    write_task(tmp_path, SAMPLES[0])
-    monkeypatch.setattr(Grader, "grade", fail)
-    async with open_tasks(tmp_path) as runs:
-        rollout, scored = await play(runs, "hello", [WRONG])
-    assert (rollout.stop, scored) == (StopReason.TOOL_FAILED, None) and "the machine is down" in rollout.reason
-
-
-async def test_reward_that_a_policy_planted_counts_for_nothing_and_is_counted(tmp_path: Path) -> None:
+async def test_policy_cannot_plant_a_reward_end_steps_or_play_the_solution(tmp_path: Path) -> None:
     write_task(tmp_path, SAMPLES[0])
     async with open_tasks(tmp_path) as runs:
         rollout, scored = await play(runs, "hello", ["mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.json"])
-    assert scored == 0.0 and rollout.infos["counts"] == {"grade/planted": 1.0}, rollout.infos
-
-
-async def test_policy_cannot_end_steps_or_play_the_solution(tmp_path: Path) -> None:
-    write_task(tmp_path, SAMPLES[0])
-    async with open_tasks(tmp_path) as runs:
+        assert scored == 0.0 and rollout.infos["counts"] == {"grade/planted": 1.0}, rollout.infos
         calls = [render_calls((name, {})) for name in ("harbor_solve", END_STEP)]
         rollout = await runs.run(*calls, "Done.")
     assert rollout.infos["harbor"]["rewards"] == {"reward": 0.0}
@@ -478,3 +477,20 @@ def test_held_out_tasks_are_those_of_another_folder(tmp_path: Path) -> None:
     settings = make_settings(tmp_path / "train", held_out=tmp_path / "eval")
     assert settings.evaluation.data == "environment:eval"
     assert [task.id for task in load_data(settings, "environment:eval")] == ["workdir"]
+
+
+RUN = """
+model: {model}
+environment: {{name: "harbor:tasks", sandbox: {{memory_mb: 256, disk_mb: 16}}}}
+limits: {{turn_tokens: 8, rollout_tokens: 2000}}
+"""
+
+
+def test_tape_is_replayed_without_boxes(
+    model: Path, run: RunCommand, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_task(Path("tasks"), SAMPLES[0])
+    write("run.yaml", RUN.format(model=model))
+    run("rollout", "--config", "run.yaml", "--out", "runs/x", "--n", "2", "--record", "--engine", "torch")
+    monkeypatch.setattr(BubblewrapProvider, "start", lambda *_, **__: pytest.fail("a box was started"))
+    assert "2 rollouts replayed, 0 of them differ" in run("replay", "runs/x").output

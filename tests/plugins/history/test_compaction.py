@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from mtrl_plugins.history.compaction import EMPTY_SUMMARY, POSTPONED
+from gateway.errors import ConfigError
+from mtrl_plugins.history.compaction import EMPTY_SUMMARY, POSTPONED, Compaction
+from mtrl_plugins.history.settings import HistorySettings
 from mtrl_plugins.trl.reward_functions import reward_arguments as trl_arguments
 from mtrl_plugins.verl.reward_function import score_arguments
 from tests.plugins.history.long_chats import (
@@ -29,12 +33,14 @@ from tests.plugins.history.long_chats import (
 from tests.trainer.policy_scripts import encode_turns, render_calls
 from trainer.data.traces import WEIGHT, _task_from_ledger
 from trainer.engine.base import EngineError
-from trainer.ledger import BRANCH, Author, Message
+from trainer.ledger import BRANCH, Author, Ledger, Message
 from trainer.reward.attempt import Attempt
 from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.settings import RolloutSettings
 from trainer.rollout.steppers import RolloutEnd, Step, ThinkAgain, ToolsAndFeedback, Turn
 from trainer.rollout.task import Task
 from trainer.rollout.trace_player import encode_trace
+from trainer.setup import make_stepper
 from trainer.view.branches import name_branches
 from trainer.view.why import explain_token
 
@@ -102,15 +108,6 @@ async def test_window_keeps_the_latest_turns_with_their_ids_and_no_summary() -> 
     token = second.starts[1]
     report = explain_token([rollout], 0, token, ledger=1)
     assert not report.trained and "another branch" in report.reason
-
-
-@pytest.mark.parametrize("kind", [*KINDS])
-async def test_tools_rewards_go_to_the_turn_that_called_once(kind: str) -> None:
-    rollout, _ = await play(read_pages(PAGES), **KINDS[kind])
-    given_scores = Attempt(None, rollout).given(Author.TOOL)  # type: ignore[arg-type]
-    scores = [score for turn, score in zip(rollout.turns, given_scores, strict=True) if turn.calls]
-    assert scores == [float(page) for page in range(len(PAGES))]
-    assert rollout.rewards == {"call": float(sum(range(len(PAGES))))}
 
 
 @given(
@@ -327,3 +324,60 @@ class Chat(ToolsAndFeedback):
 
     async def step(self, turn: Turn) -> Step:
         return Step(messages=({"role": "user", "content": f"More {turn.number}: " + "word " * 50},))
+
+
+def read(**values: Any) -> RolloutSettings:
+    return RolloutSettings.model_validate({"model": "m", "data": "d", "out": Path("o"), **values})
+
+
+def is_right(answer: str, task: object) -> bool:
+    return True
+
+
+again = ThinkAgain(is_right)
+
+
+@pytest.mark.parametrize("stepper", [None, f"{__name__}:again"])
+def test_history_wraps_whatever_answers_the_policy(stepper: str | None) -> None:
+    made = make_stepper(read(history="window", stepper=stepper))
+    assert isinstance(made, Compaction) and made.settings.kind == "window"
+    assert made.inner is again if stepper else isinstance(made.inner, ToolsAndFeedback)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"history": "compress"}, "summarise, window, or a function"),
+        ({"history": {"at": 1.0}}, "less than 1"),
+        ({"history": "summarise", "agent": {"command": ["x"]}}, "an agent keeps its own history"),
+        ({"history": {"at": 0.9}}, "lower it to 0.75, or lower `limits.turn_tokens`"),
+        ({"history": {}, "limits": {"turn_tokens": 3000}}, "raise `limits.rollout_tokens`"),
+        ({"history": {}, "limits": {"response_tokens": 600}}, "raise `limits.response_tokens`"),
+        ({"history": "window", "template": {"history": "inference_template"}}, "use `template.history: full`, or"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        read(**values)
+
+
+def test_function_that_is_not_there_is_named_before_the_run_starts() -> None:
+    with pytest.raises(ConfigError, match=r"history\.kind"):
+        make_stepper(read(history="no_such.py:shorten"))
+
+
+def test_metrics_are_means_of_rollouts_and_of_summaries() -> None:
+    infos = [
+        {"history": {"compactions": 2, "summaries": 2, "summary_tokens": 30, "empty_summaries": 1}},
+        {"history": {}},
+        {},
+    ]
+    rollouts = [Rollout(TASK.id, Ledger(), StopReason.DONE, infos=info) for info in infos]
+    assert HistorySettings().compute_metrics(rollouts) == {
+        "history/compactions": 1.0,
+        "history/summary_tokens": 15.0,
+        "history/empty_summaries": 1.0,
+        "history/ignored_calls": 0.0,
+    }
+    assert HistorySettings().compute_metrics(rollouts[2:]) == {}
+    assert "70% of its context" in HistorySettings().describe()

@@ -55,8 +55,6 @@ async def test_the_judges_score_is_the_reward_and_the_key_comes_from_the_environ
 @pytest.mark.parametrize(
     "response",
     [
-        Response("busy", 503),
-        Response(b"{", 200),
         completion("I would rather not say."),
         completion('{"score": "high"}'),
         completion('{"score": NaN}'),

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
+from typer.testing import CliRunner
 
 from gateway import check
 from gateway.build import build_plan
+from gateway.cli import app
+from gateway.errors import Unavailable
 from gateway.process.reaper import Reaper
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
 from gateway.sandbox.sandbox_settings import SandboxSettings
@@ -26,9 +30,10 @@ from gateway.state.prepared_state import PreparedStates
 from gateway.state.state_hash import hash_state
 from gateway.toolset import Session, hash_session_state
 from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
-from mtrl_plugins.sandboxes import machines, remote_provider
+from mtrl_plugins.sandboxes import remote_provider
+from mtrl_plugins.sandboxes.machines import PATH
 from tests.conftest import Write
-from tests.plugins.sandboxes.conftest import LEASE_S, Served
+from tests.plugins.sandboxes.conftest import LEASE_S, TOKEN, Served
 from tests.waiting import PATIENCE_S, wait_until
 
 PNG = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nNone"
@@ -106,11 +111,8 @@ async def test_sandboxes_of_each_provider_begin_from_a_state_and_end_with_its_ha
         assert await hash_session_state(session) == hash_state(state)
 
 
-@pytest.mark.parametrize("code", [125, 1])
-async def test_engine_that_fails_at_the_start_is_unavailable(
-    code: int, engine: SandboxSettings, tmp_path: Path
-) -> None:
-    (tmp_path / "fails").write_text(str(code))
+async def test_engine_that_fails_at_the_start_is_unavailable(engine: SandboxSettings, tmp_path: Path) -> None:
+    (tmp_path / "fails").write_text("125")
     assert "the engine is down" in str(find_provider_problem(engine))
     async with open_tools(engine) as session:
         failed = await call(session, "python", code="1")
@@ -229,32 +231,6 @@ async def test_sandbox_of_a_client_that_is_gone_ends_with_its_lease(
         assert after.outcome is Outcome.UNAVAILABLE and "lost with its files" in str(after.reason)
 
 
-async def test_server_that_is_full_or_refuses_the_token_is_unavailable(
-    server: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings, _ = server
-    monkeypatch.setattr(machines, "QUEUE_S", 0.1)
-    async with open_tools(settings) as first, open_tools(settings) as second, open_tools(settings) as third:
-        await call(first, "python", code="1")
-        await call(second, "python", code="1")
-        full = await call(third, "python", code="1")
-        assert full.outcome is Outcome.UNAVAILABLE and "all 2 sandboxes of" in str(full.reason)
-    assert settings.remote is not None
-    wrong = settings.remote.model_copy(update={"token": SecretStr("wrong")})
-    refused = settings.model_copy(update={"remote": wrong})
-    assert "correct `token`" in str(find_provider_problem(refused))
-    async with open_tools(refused) as session:
-        assert (await call(session, "python", code="1")).outcome is Outcome.UNAVAILABLE
-
-
-async def test_policy_that_hangs_its_remote_sandbox_is_late_by_its_own_fault(server: Served) -> None:
-    async with open_tools(server[0]) as session:
-        await call(session, "python", code="1")
-        with anyio.fail_after(6):
-            late = await session.call(ToolCall("1", "shell", json.dumps({"command": "kill -STOP $PPID; sleep 600"})))
-        assert late.outcome is Outcome.ERROR, late
-
-
 async def test_server_that_fails_in_a_call_is_no_failure_of_the_policy(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +260,8 @@ async def test_server_that_is_not_there_is_unavailable_and_told_by_check(write: 
     ("settings", "problem"),
     [
         ({"container": {"image": "a"}, "remote": {"url": "http://a"}}, "exclude each other"),
+        ({"container": {}}, "either an `image` or a `root`"),
+        ({"container": {"image": "a"}, "root": "b"}, "either an `image` or a `root`"),
         ({"remote": {"url": "http://a"}, "readable": ["/data"]}, "do not exist on another one"),
         ({"remote": {"url": "ftp://a"}}, "url"),
         ({"remote": {"url": "http://a,http://boxes:99999"}}, "'http://boxes:99999' is no address"),
@@ -296,3 +274,136 @@ async def test_server_that_is_not_there_is_unavailable_and_told_by_check(write: 
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         SandboxSettings.model_validate(settings)
+
+
+@pytest.mark.parametrize("when", ["in a call", "between calls"])
+async def test_container_that_is_ended_from_outside_is_no_failure_of_the_policy(
+    when: str, engine: SandboxSettings, tmp_path: Path
+) -> None:
+    results: list[ToolResult] = []
+    (tmp_path / "state").mkdir()
+    async with open_tools(engine, tmp_path / "state") as session:
+        pids = (await call(session, "shell", command="readlink /proc/self/ns/pid")).text
+        servers = [pid for pid in find_processes("/mtrl/command_server.py") if _namespace(pid) == pids]
+        first = min(servers, key=_pid_inside)
+
+        async def wait_inside() -> None:
+            results.append(await call(session, "shell", command="sleep 600"))
+
+        async with anyio.create_task_group() as tasks:
+            if when == "in a call":
+                tasks.start_soon(wait_inside)
+                await wait_until(lambda: any(_namespace(pid) == pids for pid in find_processes("sleep\x00600")))
+            os.kill(first, 9)
+            if when == "between calls":
+                await wait_until(lambda: not find_processes(f"{tmp_path}\0run"))
+                await wait_inside()
+        assert results[0].outcome.is_infrastructure and "from outside, by signal 9" in str(results[0].reason), results
+        with pytest.raises(Unavailable, match="was lost"):
+            await hash_session_state(session)
+
+
+def _pid_inside(pid: int) -> int:
+    """The id of a process in its own namespace, whose ids begin anew; those outside begin anew after the greatest."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("NSpid:"))
+    return int(line.split()[-1])
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+async def test_container_may_not_fill_writable_folders(engine: SandboxSettings, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    settings = engine.model_copy(update={"writable": (shared,), "disk_mb": 4})
+    async with open_tools(settings) as session:
+        code = f"import time\nfor n in range(4): open(f'{shared}/{{n}}', 'wb').write(bytes(2**21))\ntime.sleep(600)"
+        full = await call(session, "python", code=code)
+    assert full.outcome is Outcome.ERROR and "more than 4 MB to folders" in str(full.reason), full
+    assert any(words[0] == "kill" for words in engine_calls(tmp_path))
+
+
+LATE = {"timeout_s": 5, "answer_within_s": 10}
+OUTSIDE = {
+    "a port of the machine": {"network": ["127.0.0.1:22"]},
+    "its name": {"network": ["localhost:22"]},
+    "its port by version 6": {"network": ["[::1]:22"]},
+    "an address within another": {"network": ["[::ffff:127.0.0.1]:22"]},
+    "an address of its network": {"network": ["10.0.0.5"]},
+    "the service of a cloud": {"network": ["169.254.169.254"]},
+    "another port of an allowed host": {"network": ["pypi.org:22"]},
+    "a host beside allowed ones": {"network": ["pypi.org", "evil.example"]},
+    "more hosts than are allowed": {"network": ["*.org:8443"]},
+    "a file of the machine": {"readable": ["/etc/shadow"]},
+    "a folder of the machine": {"writable": ["/home"]},
+    "a path with a zero byte": {"readable": ["/usr\0/etc"]},
+    "another engine": {"container": {"image": "a", "engine": "sh -c 'touch /tmp/here'"}},
+    "another server": {"remote": {"url": "http://127.0.0.1:22"}},
+    "a zero byte in a value": {"env": {"A": "x\0--share-net"}},
+    "a zero byte in a name": {"env": {"A\0--share-net": "x"}},
+    "a function of the shell": {"env": {"BASH_FUNC_mount%%": "() { :; }"}},
+    "no limit on the disk": {"disk_mb": 10**15},
+    "no limit on memory": {"memory_mb": 10**15},
+    "an unknown setting": {"privileged": True},
+}
+COMMANDS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no command": ("run", {"command": []}, "422"),
+    "neither command nor code": ("run", {}, "422"),
+    "a command of no name": ("run", {"command": [""]}, "error"),
+    "a command with a zero byte": ("run", {"command": ["echo\0", "a"]}, "error"),
+    "an argument with a zero byte": ("run", {"command": ["echo", "a\0b"]}, "error"),
+    "input that is no base64": ("run", {"command": ["cat"], "stdin": "?"}, "422"),
+    "a run without end": ("run", {"command": ["cat"], "timeout_s": 1e9}, "422"),
+    "a path with a zero byte": ("get", {"path": "/etc\0/passwd", "max_bytes": 10}, "error"),
+    "a file of the machine": ("get", {"path": "/etc/passwd", "max_bytes": 10}, "error"),
+    "a way out of the folder": ("get", {"path": "../../../etc/passwd", "max_bytes": 10}, "error"),
+    "a file of the system": ("put", {"path": "/usr/bin/env", "data": ""}, "error"),
+    "a new name with a zero byte": ("put", {"path": "a\0b", "data": ""}, "error"),
+    "a part before the file": ("get", {"path": "a", "max_bytes": 10, "offset": -1}, "422"),
+}
+
+
+def client(served: Served) -> httpx2.AsyncClient:
+    remote = served[0].remote
+    assert remote is not None
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    return httpx2.AsyncClient(base_url=remote.url, headers=headers, timeout=60, trust_env=False)
+
+
+async def test_client_starts_no_sandbox_with_what_is_outside_and_reaches_nothing_by_commands(server: Served) -> None:
+    async with client(server) as http:
+        for name, settings in OUTSIDE.items():
+            answer = await http.post(PATH, content=json.dumps({"settings": settings}))
+            assert answer.status_code == 422 and answer.json()["error"]["message"], (name, answer.text)
+        assert (await http.get(PATH)).json()["running"] == 0
+        place = (await http.post(PATH, content=b"{}")).json()["id"]
+        for name, (verb, body, wanted) in COMMANDS.items():
+            answer = await http.post(f"{PATH}/{place}/{verb}", content=json.dumps(LATE | body))
+            found = str(answer.status_code) if answer.status_code != 200 else next(iter(answer.json()))
+            assert found == wanted, (name, answer.text)
+        done = await http.post(f"{PATH}/{place}/run", content=json.dumps(LATE | {"command": ["echo", "alive"]}))
+        assert done.json()["stdout"] == "alive\n"
+        await http.delete(f"{PATH}/{place}")
+
+
+async def test_hosts_that_the_server_allows_may_be_listed_and_others_are_told(server: Served) -> None:
+    allowed = ("pypi.org", "pypi.org:443", "a.example.org:8443", "*.b.example.org:8443", "10.0.0.5:8080")
+    async with open_tools(server[0].model_copy(update={"network": allowed})) as session:
+        assert (await call(session, "python", code="1")).text == "1"
+    async with open_tools(server[0].model_copy(update={"network": ("pypi.org", "127.0.0.1:22")})) as session:
+        refused = await call(session, "python", code="1")
+    assert refused.outcome is Outcome.UNAVAILABLE
+    problem = (
+        "does not allow hosts that `network` lists: 127.0.0.1:22. Start `mtrl-gateway sandboxes` with `--allow-host"
+    )
+    assert problem in str(refused.reason), "the remedy reaches the client"
+
+
+def test_mistake_in_an_allowed_host_is_told_with_its_option() -> None:
+    done = CliRunner().invoke(app, ["sandboxes", "--port", "0", "--allow-host", "http://pypi.org"])
+    assert done.exit_code == 2 and "--allow-host: " in done.output and "write names such as `pypi.org`" in done.output

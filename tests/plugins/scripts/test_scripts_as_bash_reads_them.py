@@ -16,8 +16,6 @@ from tests.plugins.scripts.conftest import ReadScript
 LAUNCH = "python3 -m verl.trainer.main_ppo"
 
 SCRIPTS = {
-    "first branch of an if": (f'B=8\nif [ $B -gt 4 ]; then X=big; else X=small; fi\n{LAUNCH} x=$X\n', ["x=big"]),
-    "case": (f'M=Q/Qwen-7B\ncase "$M" in *7B*) T=2;; *) T=1;; esac\n{LAUNCH} t=$T\n', ["t=2"]),
     "append to an array": (
         f'ARGS=(a=1)\nARGS+=(b=2)\n[[ -n "" ]] && ARGS+=(c=3)\nS=x; S+=y\n{LAUNCH} "${{ARGS[@]}}" s=$S\n',
         ["a=1", "b=2", "s=xy"],
@@ -26,16 +24,11 @@ SCRIPTS = {
         f"P=10; R=20\nARGS=(\n  a=$((P + R))\n  b=$((R / P)) # a comment\n)\n{LAUNCH} \"${{ARGS[@]}}\"\n",
         ["a=30", "b=2"],
     ),
-    "single quotes within double quotes": (
-        f"f=a.parquet\n{LAUNCH} data=\"['$f', '$HOME']\"\n", ["data=['a.parquet', '/h']"]
-    ),
     "variable before the command": (f"VAR=1 OTHER='2 3' {LAUNCH} a=1\n", ["a=1"]),
     "function and command substitution": (
         f'name() {{ basename "${{1%.*}}" | tr a-z A-Z; }}\n{LAUNCH} n=$(name /x/run.sh) m="$(seq 1 3 | tail -1)"\n',
         ["n=RUN", "m=3"],
     ),
-    "loop": (f"L=\nfor i in 1 2 3; do L+=$i,; done\n{LAUNCH} l=[${{L%,}}]\n", ["l=[1,2,3]"]),
-    "arguments": (f'set -- a=1 "b=2 3"\n{LAUNCH} "$@"\n', ["a=1", "b=2 3"]),
     "strict mode": (
         f"set -xeuo pipefail\nulimit -n 65535\nmkdir -p /no/where logs\n{LAUNCH} a=1 2>&1 | tee logs/x\n", ["a=1"]
     ),

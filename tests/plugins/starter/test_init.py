@@ -62,15 +62,6 @@ def test_every_line_is_explained_and_known_to_the_schema(place: Path) -> None:
     }  # fmt: skip
 
 
-def test_job_has_one_of_each_and_ten_tasks(place: Path) -> None:
-    write_job(Path("my_job"))
-    tools = yaml.safe_load(Path("my_job/tools/tools.yaml").read_text())
-    assert [len(tools["tools"]), len(tools["interaction"])] == [2, 1]
-    assert len(json.loads(Path("my_job/mcp_servers.json").read_text())["mcpServers"]) == 1
-    assert len(Path("my_job/tasks.jsonl").read_text().splitlines()) == 10
-    assert "my_job/run.yaml" in Path("my_job/README.md").read_text()
-
-
 def test_model_of_the_users_own_is_named_from_the_run_file(run: RunCommand, place: Path, model: Path) -> None:
     Path("models").symlink_to(model.parent)
     run("init", "jobs/mine", "--model", f"models/{model.name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -58,7 +57,3 @@ def other_texts(rollout: Rollout) -> list[str]:
     """The texts of entries that the policy did not write."""
     decode = make_template(HERMES).tokenizer.decode
     return [decode(entry.ids) for entry in rollout.ledger if entry.author is not Author.POLICY and entry.ids]
-
-
-def plugin(file: Path, name: str) -> str:
-    return f"{file}:{name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from gateway.errors import ConfigError
 from tests.conftest import Write
 from tests.plugins.swift.scheduler_rollouts import TASK, run_scheduler
+from tests.trainer.cli_data import RunCommand
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES
 from trainer.algorithms.token_weights import bind_decoder, compute_token_weights, excluded_tokens, load_token_weight_fn
@@ -150,3 +152,23 @@ def test_only_empty_thinking_has_zero_weight() -> None:
     weights = compute_token_weights(Ledger((empty, full)), weight_fn, "r")
     trained_ids = [id for id, weight in zip((*empty.ids, *full.ids), weights, strict=True) if weight]
     assert decode(trained_ids) == "yes<think>x</think>yes"
+
+
+JUDGE = """\
+    from swift.plugin import ORM
+
+    class Judge(ORM):
+        def __call__(self, attempt):
+            return 1.0
+
+    judge = Judge()
+"""
+
+
+def test_reward_function_of_run_file_may_import_ms_swift(run: RunCommand, model: Path, place: Path) -> None:
+    (place / "judging.py").write_text(dedent(JUDGE))
+    (place / "rows.jsonl").write_text('{"messages": [{"role": "user", "content": "Say one."}], "solution": "one"}\n')
+    components = {"judge": {"function": "judging.py:judge"}}
+    settings = {"model": str(model), "data": "rows.jsonl", "tools": []}
+    (place / "judged.yaml").write_text(json.dumps(settings | {"reward": {"components": components}}))
+    assert "judge" in run("--config", "judged.yaml", "--dry-run", "--engine", "torch").output

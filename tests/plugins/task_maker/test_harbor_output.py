@@ -27,8 +27,8 @@ from tests.live_server import live_server
 from tests.plugins.harbor.harbor_runs import open_tasks
 from tests.plugins.harbor.test_harbor_peer import compare
 from tests.plugins.harbor.test_harbor_tasks import try_folder
-from tests.plugins.task_maker.test_make_tasks_command import quick as quick
-from tests.plugins.task_maker.test_make_tasks_command import run
+from tests.plugins.task_maker.test_make_tasks import quick as quick
+from tests.plugins.task_maker.test_make_tasks import run
 from tests.sandbox.roots import make_root
 from tests.trainer.policy_scripts import render_calls
 from trainer.train.settings import TrainSettings

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import anyio
 import pytest
+from typer.testing import CliRunner
 
 from gateway.errors import ConfigError
-from gateway.types import Outcome, ToolCall, ToolSpec
-from mtrl_plugins.demo.shelves.shelves_demo import FILES, FOLDER
+from gateway.types import ToolSpec
+from mtrl_plugins.demo.shelves.shelves_demo import FOLDER
 from mtrl_plugins.task_maker import explore, make_tasks, server_sessions
 from mtrl_plugins.task_maker.chain import Chain, Step, check_again, execute, find_shorter
-from mtrl_plugins.task_maker.explore import Explorer
+from mtrl_plugins.task_maker.explore import Explorer, KnowsNothing, RandomTry
 from mtrl_plugins.task_maker.make_tasks import MadeTask, MakeSettings, Report, TaskMaker, count_shared_values
 from mtrl_plugins.task_maker.output import held_out_file, write_tasks
 from mtrl_plugins.task_maker.server_sessions import (
@@ -29,8 +29,9 @@ from mtrl_plugins.task_maker.server_sessions import (
     open_server,
     read_examples,
 )
-from mtrl_plugins.task_maker.values import split_of
+from mtrl_plugins.task_maker.values import Value, split_of
 from tests.waiting import PATIENCE_S
+from trainer.cli import app
 from trainer.data.tasks import load_rows
 
 SERVERS = FOLDER / "servers.json"
@@ -59,26 +60,6 @@ async def test_same_seed_makes_the_same_tasks_and_splits_share_no_value() -> Non
                 for split in ("train", "held_out")]  # fmt: skip
     assert all(by_split) and not by_split[0] & by_split[1] and count_shared_values(made) == 0
     assert set(report.kept.values()) == {1} and {task.chain.level for task in made} == {1, 2}
-
-
-@asynccontextmanager
-async def shipped_rows(split: Any, count: int) -> AsyncIterator[tuple[Any, Sequence[Any]]]:
-    with anyio.fail_after(PATIENCE_S):
-        async with open_server(SERVERS, "shelves", None, ()) as opened:
-            yield opened.gateway, load_rows(FOLDER / FILES[split])[:count]
-
-
-@pytest.mark.parametrize("split", ["train", "held_out"])
-async def test_gold_calls_of_shipped_rows_lead_to_their_answers_and_end_states(split: str) -> None:
-    async with shipped_rows(split, 4) as (gateway, tasks):
-        for task in tasks:
-            async with gateway.open(task.session_task) as session:
-                for call in task.columns["gold"]:
-                    result = await session.call(ToolCall("1", call["tool"], json.dumps(call["arguments"])))
-                    assert result.outcome is Outcome.OK and result.text == call["result"]
-                await session.finish()
-            assert dict(session.states) == task.columns.get("end_state", session.states)
-            assert task.truth is None or task.truth in task.columns["gold"][-1]["result"]
 
 
 async def test_files_that_are_written_load_as_data_and_as_a_run_file(tmp_path: Path) -> None:
@@ -194,7 +175,8 @@ for line in sys.stdin:
         info = {"name": "faulty", "version": "1"}
         result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
     if method == "tools/list":
-        schema = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
+        key = {"$ref": "#/$defs/none"} if "broken" in sys.argv else {"type": "string"}
+        schema = {"type": "object", "properties": {"key": key}, "required": ["key"]}
         result = {"tools": [{"name": name, "inputSchema": schema} for name in sys.argv[2:]]}
     if method == "tools/call":
         name, key = message["params"]["name"], message["params"]["arguments"]["key"]
@@ -204,7 +186,8 @@ for line in sys.stdin:
         if written:
             with open(os.path.join(sys.argv[1], "keys"), "a") as file:
                 file.write(written)
-        text = json.dumps({"at": time.time_ns()}) if name == "clock" else "ok"
+        texts = {"clock": {"at": time.time_ns()}, "large": {"code": key, "more": "x" * 200_000}}
+        text = json.dumps(texts[name]) if name in texts else "ok"
         result = {"content": [{"type": "text", "text": text}]}
     if "id" in message:
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
@@ -218,28 +201,19 @@ def write_faulty_server(folder: Path, *tools: str) -> Path:
     )
 
 
-async def require_dropped(folder: Path, tool: str, reason: str) -> None:
-    """Tasks are made of the tool that works, and chains with the faulty one are counted."""
-    made, report = await make(4, file=write_faulty_server(folder, "write", tool))
-    assert {step.tool for task in made for step in task.chain.steps} == {"write"} and report.total == 4
-    assert report.dropped[reason] > 0
-
-
 @pytest.mark.parametrize(
     ("tool", "reason"),
     [
         ("clock", "its results differ when it is executed again"),
         ("stamp", "its end state differs when it is executed again"),
+        ("end", "a call ended the server"),
     ],
 )
 async def test_chains_that_cannot_be_repeated_are_dropped_and_counted(tmp_path: Path, tool: str, reason: str) -> None:
-    await require_dropped(tmp_path, tool, reason)
-
-
-async def test_tasks_that_a_random_call_solves_are_dropped_and_counted(tmp_path: Path) -> None:
-    made, report = await make(4, file=write_faulty_server(tmp_path, "write", "same"))
-    assert report.dropped["solved by one random call"] > 0
-    assert all(task.chain.steps[0].tool == "write" for task in made if task.chain.level == 1)
+    """Tasks are made of the tool that works."""
+    made, report = await make(4, file=write_faulty_server(tmp_path, "write", tool))
+    assert {step.tool for task in made for step in task.chain.steps} == {"write"} and report.total == 4
+    assert report.dropped[reason] > 0
 
 
 def value_of(split: str) -> int:
@@ -311,13 +285,131 @@ async def test_calls_that_lead_back_to_an_earlier_state_are_no_part_of_a_chain()
     assert (len(steps), end) == (2, {"box": "3"})
 
 
-async def test_calls_that_end_the_server_cost_their_chain_and_are_counted(tmp_path: Path) -> None:
-    await require_dropped(tmp_path, "end", "a call ended the server")
+async def test_server_without_usable_tools_is_refused_with_their_reasons(tmp_path: Path) -> None:
+    file = write_faulty_server(tmp_path, "broken")
+    with pytest.raises(ConfigError, match=r"offers no tools; broken: .*none"):
+        async with open_server(file, "shelves", None, ()):
+            pass
+    with pytest.raises(ConfigError, match=r"--tool: the tool 'broken' cannot be offered: .*none"):
+        async with open_server(file, "shelves", None, ("broken",)):
+            pass
 
 
-async def test_server_that_every_call_ends_makes_no_task_and_says_why(
+async def test_tools_with_results_that_are_too_large_are_left_out_after_few_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(make_tasks, "MOST_WITHOUT", 8)
-    with pytest.raises(ConfigError, match="a call ended the server"):
-        await make(2, file=write_faulty_server(tmp_path, "end"))
+    file = write_faulty_server(tmp_path, "large")
+    called: list[str] = []
+    call = ServerSession.call
+
+    async def count(self: ServerSession, name: str, arguments: Mapping[str, Any]) -> CallResult:
+        called.append(name)
+        return await call(self, name, arguments)
+
+    monkeypatch.setattr(ServerSession, "call", count)
+    with pytest.raises(ConfigError, match=r"the results of all tools have more than 100,000 characters: large"):
+        await make(4, file=file)
+    assert called == ["large"] * explore.MOST_LARGE
+    async with open_server(file, "shelves", None, ()) as server:
+        explorer = Explorer(server, 0, known={"": []})
+        with pytest.raises(Dropped, match="a result has more than 100,000 characters"):
+            await explorer.explore(0, 1, "train")
+
+
+async def test_tasks_that_were_made_keep_no_results() -> None:
+    made, _ = await make(2)
+    assert all(step.result is None and len(step.text) <= 2000 for task in made for step in task.chain.steps)
+
+
+def test_message_of_an_error_is_not_asked_for() -> None:
+    for path, is_plain in ((("Error - EISDIR",), False), (("rows", 0, "code"), True)):
+        assert explore._is_plain(Value("illegal operation", "code", 0, path)) is is_plain
+
+
+def test_policies_that_know_nothing_are_held_against_state_and_answer() -> None:
+    untouched, changed = {"s": "sha256:0"}, {"s": "sha256:1"}
+    knows_nothing = KnowsNothing({"": untouched}, {"": (RandomTry(changed, "Ann"),)})
+    step, answer = Step("find", {}, {}, ()), Value("ANN", "name")
+    other = Value("Bob", "name")
+    problems = {
+        "solved by doing nothing": Chain((step,), "train", end_state=untouched),
+        "solved by one random call": Chain((step,), "train", answer=answer, end_state=changed),
+        "one random call leaves its end state": Chain((step,), "train", answer=other, end_state=changed),
+    }
+    assert {problem: knows_nothing.find_problem(chain) for problem, chain in problems.items()} == {
+        problem: problem for problem in problems
+    }
+    assert knows_nothing.find_problem(Chain((step,), "train", answer=answer, end_state=untouched)) is None
+    assert knows_nothing.find_problem(Chain((step,), "train", answer=other)) is None
+    assert knows_nothing.find_problem(Chain((step,), "train", answer=answer)) == "solved by one random call"
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["make-tasks", "--mcp", str(FOLDER / "servers.json"), *words])
+    return done.exit_code, done.output
+
+
+def test_command_writes_tasks_and_prints_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "tasks.jsonl"
+    code, text = run("--server", "shelves", "--n", "3", "--levels", "1", "--out", str(out))
+    assert code == 0, text
+    assert "3 tasks of the server `shelves`" in text and "| level (calls) | training | held out |" in text
+    assert "mtrl-train --config" in text.replace("\n", " ") and len(out.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--server", "shelves", "--levels", "one"), "--levels"),
+        (("--server", "shelves", "--state", "other"), "no state 'other' remedy: give the server a folder of them"),
+        (("--server", "shelves", "--n", "0"), "--n"),
+    ],
+)
+def test_mistakes_are_told_with_their_option(tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
+    code, text = run(*words, "--out", str(tmp_path / "tasks.jsonl"))
+    assert code != 0 and problem in " ".join(text.split()) and "Traceback" not in text
+
+
+def test_files_that_exist_are_refused_before_the_server_starts(tmp_path: Path) -> None:
+    (tmp_path / "tasks.held_out.jsonl").write_text("mine")
+    code, text = run("--server", "shelves", "--out", str(tmp_path / "tasks.jsonl"))
+    assert code == 2 and "tasks.held_out.jsonl" in text.replace("\n", "") and "already exists" in text
+    assert (tmp_path / "tasks.held_out.jsonl").read_text() == "mine" and "server shelves" not in text
+    code, text = run("--server", "shelves", "--out", str(tmp_path / "tasks.yaml"))
+    assert code == 2 and "name it tasks.jsonl" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "stopped; the tasks so far are in"),
+        (ConfigError("the server cannot be used: gone", remedy="correct its entry"), 2, "the server cannot be used"),
+    ],
+)
+def test_tasks_made_so_far_are_written_when_the_command_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, words: str
+) -> None:
+    """By a user's Ctrl-C, or as a server is gone, in the middle of the work."""
+    settle = TaskMaker._settle
+
+    def settle_and_stop(self: TaskMaker, found: Any) -> None:
+        settle(self, found)
+        if self.made:
+            raise error
+
+    monkeypatch.setattr(TaskMaker, "_settle", settle_and_stop)
+    out = tmp_path / "tasks.jsonl"
+    ended, text = run("--server", "shelves", "--n", "40", "--levels", "1", "--held-out", "0", "--out", str(out))
+    assert ended == code and words in " ".join(text.split())
+    assert len(out.read_text().splitlines()) == 1 and "evaluation" not in out.with_suffix(".yaml").read_text()
+    assert not out.with_name("tasks.held_out.jsonl").exists()
+    assert "1 of 40 tasks: it was stopped." in " ".join(text.split())
+
+
+def test_command_stopped_before_the_first_task_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explore.Explorer, "survey", stop)
+    code, text = run("--server", "shelves", "--out", str(tmp_path / "tasks.jsonl"))
+    assert code == 130 and "there are no tasks yet" in text and not list(tmp_path.iterdir())

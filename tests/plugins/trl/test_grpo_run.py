@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gateway.errors import ConfigError
 from mtrl_plugins.trl.api import GRPO, TrainOutput
-from tests.plugins.trl.scripted_grpo import make_trainer, script_policy
-from tests.plugins.trl.user_files import Recorder, price
+from tests.plugins.trl.scripted_grpo import Recorder, make_trainer, price, script_policy
 from tests.trainer.cli_data import RunCommand
 from tests.trainer.policy_scripts import render_calls
 from trainer.train.run_folder import load_run_settings
@@ -65,12 +63,6 @@ def test_a_run_is_resumed_by_the_script_that_made_it(model: Path) -> None:
         trainer.train()
     output = trainer.train(resume_from_checkpoint=True)
     assert output.global_step == 2 and output.metrics["step"] == 2
-
-
-async def test_training_works_where_an_event_loop_is_running(model: Path) -> None:
-    asyncio.get_running_loop()
-    _, output = train(model)
-    assert output.global_step == 1
 
 
 def test_the_policy_is_evaluated_on_the_rows_for_evaluation(model: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins.trl.scripted_grpo import make_trainer, script_policy
-from tests.plugins.trl.user_files import Recorder, Safe, price
+from tests.plugins.trl.scripted_grpo import Recorder, Safe, make_trainer, price, script_policy
 from trainer.template import Template
 
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'

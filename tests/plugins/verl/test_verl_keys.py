@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
-import yaml
 
 from gateway.errors import ConfigError
-from mtrl_plugins.scripts.translate import Translation, format_report, format_run_file, translate
+from mtrl_plugins.scripts.script_reader import ScriptReader
+from mtrl_plugins.scripts.translate import Translation, format_report, translate
 from mtrl_plugins.verl.conversions import VERL_TABLE
-from mtrl_plugins.verl.read_config import read_keys
+from mtrl_plugins.verl.read_config import read_command, read_keys
+from tests.conftest import Write
+from tests.trainer.train.jobs import demo_model
 from trainer.train.settings import TrainSettings
 
 MINIMAL = (
@@ -67,9 +67,6 @@ def get_error(*words: str) -> str:
         (f"{ROLLOUT}.temperature=0.7", "sampling.temperature", 0.7),
         (f"{ROLLOUT}.top_k=-1", "sampling.top_k", 0),
         (f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml", "tools", ["tools.yaml"]),
-        (f"{ROLLOUT}.tool_kwargs.tools_config_file=tools.yaml", "tools", ["tools.yaml"]),
-        (f"{ROLLOUT}.multi_turn.interaction_config_path=user.yaml", "tools", ["user.yaml"]),
-        (f"{ROLLOUT}.interaction_config_file=user.yaml", "tools", ["user.yaml"]),
         (f"{ROLLOUT}.multi_turn=True", "limits.assistant_turns", 512),
         (f"{ROLLOUT}.multi_turn.enable=False", "limits.assistant_turns", 1),
         ("rollout.multiturn.max_turns=5 rollout.multiturn.enabled=true", "limits.assistant_turns", 5),
@@ -81,7 +78,6 @@ def get_error(*words: str) -> str:
         (f"{ROLLOUT}.engine_kwargs.sglang.attention_backend=fa3", "serving.options", ["--attention-backend", "fa3"]),
         ("data.max_response_length=3072 data.max_prompt_length=1024", "limits.rollout_tokens", 4096),
         (f"{ROLLOUT}.max_model_len=800", "limits.rollout_tokens", 800),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=128", "update.minibatches", 8),
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000", "update.micro_batch_tokens", 24000),
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "update.micro_batch_tokens", 4096),
         ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.2", "update.warmup_steps", 8),
@@ -91,12 +87,9 @@ def get_error(*words: str) -> str:
         ("actor_rollout_ref.actor.optim.warmup_style=cosine", "update.min_lr_ratio", 0.0),
         ("actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=32", "update.lora",
          {"rank": 8, "alpha": 32}),
-        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "algorithm.aggregate", "sequence"),
-        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "algorithm.aggregate", 512),
         ("actor_rollout_ref.actor.clip_ratio=0.3", "algorithm.clip_low", 0.3),
         ("actor_rollout_ref.actor.clip_ratio=0.3 actor_rollout_ref.actor.clip_ratio_high=0.4", "algorithm.clip_high",
          0.4),
-        ("actor_rollout_ref.actor.clip_ratio_c=10.0", "algorithm.clip_dual", 10.0),
         ("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.kl",
          {"coefficient": 0.001, "estimator": "k3", "in_reward": False}),
         ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=low_var_kl+", "algorithm.kl",
@@ -108,9 +101,6 @@ def get_error(*words: str) -> str:
         ("algorithm.adv_estimator=gae algorithm.lam=0.95", "algorithm.credit",
          {"kind": "gae", "gamma": 1.0, "lam": 0.95}),
         ("algorithm.norm_adv_by_std_in_grpo=False", "algorithm.name", "dr_grpo"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm.name", "gspo"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm.aggregate", "sequence"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=cispo", "algorithm.aggregate", "token"),
         ("actor_rollout_ref.actor.freeze_vision_tower=True", "update.freeze_vision", True),
         ("actor_rollout_ref.actor.freeze_vision_tower=False", "update.freeze_vision", None),
         (f"{ROLLOUT}.agent.default_agent_loop=tool_agent {ROLLOUT}.multi_turn.tool_config_path=t.yaml", "tools",
@@ -134,7 +124,6 @@ def get_error(*words: str) -> str:
                      "args": {"path": "r.py", "name": "compute_score", "kwargs": {"strict": True}}}}),
         ("reward.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.len=64",
          "algorithm.overlong", {"limit": 512, "buffer": 64, "penalty": 1.0}),
-        ("trainer.total_training_steps=33", "steps", 33),
         ("trainer.save_freq=20", "checkpoint.every", 20),
         ("trainer.max_actor_ckpt_to_keep=1", "checkpoint.keep", 2),
         ("trainer.test_freq=5", "evaluation.every", 5),
@@ -216,7 +205,6 @@ def test_kept_side_becomes_removed_side(side: str, setting: str) -> None:
     ("word", "expected"),
     [
         ("data.train_batchsize=3", "unknown key\n  remedy: did you mean `data.train_batch_size`?"),
-        ("data.prompt_key=left", "'left' is not supported\n  remedy: name the column `prompt`"),
         (f"{ROLLOUT}.n=1", "nothing would be learned\n  remedy: write `actor_rollout_ref.rollout.n=8`, or `algorithm"),
         ("data.train_files=[3]", "3 is not a path"),
         ("actor_rollout_ref.actor.optim.lr_scheduler_type=wsd", "remedy: write constant or cosine"),
@@ -265,26 +253,6 @@ def test_unsupported_value_is_refused_with_remedy(word: str, expected: str) -> N
     assert message.startswith("the command line: "), message
 
 
-def test_all_errors_are_reported_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("run.yaml").write_text(
-        dedent("""
-        data:
-          prompt_key: left
-          shufle: true
-        actor_rollout_ref:
-          actor:
-            router_replay: {mode: R2}
-        """)
-    )
-    with pytest.raises(ConfigError) as caught:
-        translate(read_keys(Path("run.yaml"), MINIMAL), VERL_TABLE)
-    message = str(caught.value)
-    assert "run.yaml:3: data.prompt_key: " in message
-    assert "run.yaml:4: data.shufle: unknown key" in message
-    assert "run.yaml:7: actor_rollout_ref.actor.router_replay.mode: " in message
-
-
 def test_conflicting_spellings_of_a_key_are_refused() -> None:
     same = (f"{ROLLOUT}.multi_turn.tool_config_path=a.yaml", f"{ROLLOUT}.tool_kwargs.tools_config_file=a.yaml")
     assert get_setting(translate_words(*same), "tools") == ["a.yaml"]
@@ -303,10 +271,41 @@ def test_hub_names_are_kept_without_network_access(monkeypatch: pytest.MonkeyPat
     assert (translation.settings["model"], translation.settings["data"]) == ("Qwen/Qwen2.5-3B-Instruct", "org/data")
 
 
-def test_run_file_names_sources_and_is_read_back() -> None:
-    words = (f"{ROLLOUT}.multi_turn.tool_config_path=a b/t.yaml", "actor_rollout_ref.actor.use_kl_loss=True")
-    thinking = "+data.apply_chat_template_kwargs.enable_thinking=False"
-    translation = translate_words(*words, thinking, "trainer.logger=wandb")
-    text = format_run_file(translation)
-    assert yaml.safe_load(text.replace("1e-06", "1.0e-06")) == translation.settings
-    assert "prompts: 1024  # data.train_batch_size" in text
+def test_truncation_is_refused_for_a_row_that_is_too_long_and_for_no_other(write: Write) -> None:
+    words = [f"actor_rollout_ref.model.path={demo_model()}", "data.train_files=rows.jsonl", "data.truncation=left"]
+    reward = ["custom_reward_function.path=rewards.py"]
+    write("rows.jsonl", '{"prompt": [{"role": "user", "content": "why?"}]}\n{"prompt": "' + "why " * 600 + '"}\n')
+    expected = get_error(*words, *reward)
+    assert (
+        "the prompt of rows.jsonl:2 has 1800 tokens" in expected
+        and "or `data.filter_overlong_prompts=True`" in expected
+    )
+    write("rows.jsonl", '{"prompt": [{"role": "user", "content": "why?"}]}\n')
+    assert get_setting(translate_words(*words, *reward), "prompts") == 1024
+
+
+def test_positions_of_a_model_that_has_fewer_are_refused(write: Write) -> None:
+    write("model/config.json", '{"max_position_embeddings": 512}')
+    words = "actor_rollout_ref.model.path=model +actor_rollout_ref.model.override_config.max_position_embeddings=4096"
+    assert "{'max_position_embeddings': 4096} is not supported" in get_error(*words.split())
+
+
+def test_recipe_of_the_program_is_its_mode(write: Write) -> None:
+    keys = "actor_rollout_ref.model.path=m data.train_files=d algorithm.adv_estimator=grpo rollout.nnodes=1"
+    keys += f" {ROLLOUT}.n=8"
+    command = f"python3 -m recipe.one_step_off_policy.main_ppo {keys} trainer.total_training_steps=3"
+    file = write("run.sh", f"export VLLM_USE_V1=1\n{command} actor_rollout_ref.actor.ppo_mini_batch_size=1024\n")
+    translation = translate(read_command([file.name], ScriptReader(tell=lambda line: None)), VERL_TABLE)
+    assert translation.settings["mode"] == "one_step_off"
+    assert {key.key: key.place for key in translation.keys}["recipe"] == "run.sh:2"
+
+
+def test_key_of_the_command_line_overrides_the_script_in_any_spelling(write: Write) -> None:
+    keys = (
+        "actor_rollout_ref.model.path=m data.train_files=d algorithm.adv_estimator=grpo trainer.total_training_steps=3"
+    )
+    file = write("run.sh", f"python3 -m verl.trainer.main_ppo {keys} actor_rollout_ref.actor.grad_clip=0.5\n")
+    words = ["actor_rollout_ref.actor.optim.clip_grad=0.25", "actor_rollout_ref.actor.ppo_mini_batch_size=1024"]
+    words.append(f"{ROLLOUT}.n=8")
+    translation = translate(read_command([file.name, *words], ScriptReader(tell=lambda line: None)), VERL_TABLE)
+    assert translation.settings["update"]["max_grad_norm"] == 0.25

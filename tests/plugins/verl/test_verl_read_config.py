@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from gateway.errors import ConfigError
 from mtrl_plugins.scripts.translate import Translation, translate
 from mtrl_plugins.verl.conversions import VERL_TABLE
+from mtrl_plugins.verl.hydra_words import read_value
 from mtrl_plugins.verl.read_config import read_command, read_keys
 from tests.conftest import Write
 from tests.trainer.cli_data import RunCommand
@@ -75,49 +77,6 @@ python3 -m verl.trainer.main_ppo \
 """
 
 
-def test_script_is_read_with_variables_arithmetic_and_config(
-    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    write("config/grpo_w_interaction.yaml", CONFIG)
-    write("run.sh", SCRIPT)
-    settings: Any = translate_words("run.sh").settings
-    assert (settings["prompts"], settings["n"], settings["steps"]) == (512, 8, 20)
-    assert settings["limits"]["rollout_tokens"] == 1024 + 3072
-    assert settings["limits"]["user_turns"] == 5
-    assert settings["tools"] == [str(tmp_path / "interaction.yaml")]
-    assert settings["data"] == "/home/me/train.parquet"
-    assert settings["report"] == ["wandb"]
-    monkeypatch.setenv("BATCH", "64")
-    assert translate_words("run.sh", "data.seed=3").settings["prompts"] == 64
-
-
-def test_doubled_backslashes_at_line_ends_are_accepted(write: Write) -> None:
-    write("config/grpo_w_interaction.yaml", CONFIG)
-    write("run.sh", SCRIPT.replace("\\\n", "\\\\\n"))
-    assert translate_words("run.sh").settings["n"] == 8
-
-
-def test_words_of_arrays_keep_their_lines(write: Write) -> None:
-    write(
-        "run.sh",
-        r"""
-        DATA=(
-            data.train_files="['a.parquet','b.parquet']"
-            data.train_batch_size=${BATCH:-"${OTHER:-64}"}  # prompts
-        )
-        MODEL=(actor_rollout_ref.model.path=some/model actor_rollout_ref.actor.ppo_mini_batch_size=64)
-        python3 -m verl.trainer.main_ppo \
-            "${DATA[@]}" \
-            "${MODEL[@]}" \
-            algorithm.adv_estimator=grpo trainer.total_training_steps=3 actor_rollout_ref.rollout.n=8 "$@"
-        """,
-    )
-    translation = translate_words("run.sh")
-    assert (translation.settings["data"], translation.settings["prompts"]) == ("a.parquet, b.parquet", 64)
-    assert {one.key: one.place for one in translation.keys}["data.train_batch_size"] == "run.sh:4"
-
-
 def test_config_with_defaults_references_and_overrides(write: Write) -> None:
     write("base.yaml", CONFIG)
     write(
@@ -174,8 +133,6 @@ def test_complete_config_with_old_spellings_and_relative_references(write: Write
     ("text", "expected"),
     [
         ("data:\n  prompt_key: left\n", "mine.yaml:2: data.prompt_key: 'left' is not supported"),
-        ("data:\n  train_batch_size: 8\n  train_batch_size: 9\n", "mine.yaml: line 3, column 3: duplicate key"),
-        ("data: [\n", "mine.yaml: line 2, column 1: is not valid YAML"),
         ("data:\n  seed: ${data.sede}\n", "mine.yaml:2: data.seed: ${data.sede} refers to an unknown key or variable"),
         ("data:\n  seed: ${data.seed}\n", "mine.yaml:2: data.seed: ${data.seed} refers to itself"),
         ("defaults: [nowhere]\ndata: {seed: 1}\n", "mine.yaml:1: defaults: 'nowhere' is not in the file's folder"),
@@ -196,9 +153,7 @@ def test_error_in_yaml_is_reported_with_its_line(text: str, expected: str, write
             ("train_batch_size=$BATCH", "train_batch_size=$(nproc)"),
             "run.sh:16: data.train_batch_size: only a shell can evaluate",
         ),
-        (("=$BATCH", "=$NOWHERE"), "run.sh:16: data.train_batch_size: '' is not an integer"),
         (("grpo_w_interaction", "elsewhere"), "run.sh:14: --config-name: there is no file"),
-        (("data.return_raw_chat=True", "data.return_raw_chat='True"), "bash stopped: unexpected EOF while looking"),
         (("main_ppo", "main_generation"), "run.sh: has neither `python3 -m verl.trainer.main_ppo`"),
         (("data.return_raw_chat", "data.prompt_key=left data.x"), "run.sh:18: data.x: unknown key"),
     ],
@@ -209,13 +164,6 @@ def test_error_in_script_is_reported_with_its_line(change: tuple[str, str], expe
     with pytest.raises(ConfigError) as caught:
         translate_words("run.sh")
     assert expected in str(caught.value)
-
-
-def test_script_writes_nothing_while_it_is_read(write: Write, tmp_path: Path) -> None:
-    write("config/grpo_w_interaction.yaml", CONFIG)
-    write("run.sh", SCRIPT.replace("set -x", "touch ran-1\nX=$(touch ran-2)\necho > ran-3"))
-    assert translate_words("run.sh").settings["n"] == 8
-    assert not list(tmp_path.glob("ran-*"))
 
 
 def test_epochs_are_computed_from_local_rows(write: Write) -> None:
@@ -251,18 +199,6 @@ def test_translate_writes_run_file_and_reports_each_key(run: RunCommand, write: 
     assert "runs/mine.yaml: --out: already exists" in second
 
 
-def test_translate_accepts_complete_command(run: RunCommand, write: Write) -> None:
-    write("config/grpo_w_interaction.yaml", CONFIG)
-    words = ("python3", "-m", "verl.trainer.main_ppo", "--config-path=config", "--config-name=grpo_w_interaction")
-    keys = ("actor_rollout_ref.model.path=m", "data.train_files=org/d", "algorithm.adv_estimator=grpo")
-    expected = run("translate", *words, *keys, "trainer.total_training_steps=3", code=2).output
-    assert "verl's default: actor_rollout_ref.rollout.n: grpo compares the rollouts of a prompt" in expected
-    keys = (*keys, "actor_rollout_ref.rollout.n=8")
-    expected = run("translate", *words, *keys, "trainer.total_training_steps=3").output
-    assert "steps: 3  # trainer.total_training_steps" in expected
-    assert "prompts: 256  # data.train_batch_size" in expected
-
-
 def test_translate_fails_with_places_and_exit_code(run: RunCommand, write: Write) -> None:
     write("bad.yaml", "data:\n  prompt_key: left\n")
     expected = run("translate", "bad.yaml", code=2).output
@@ -278,3 +214,77 @@ def test_verl_keys_are_accepted_beside_options(run: RunCommand, write: Write) ->
     assert "the command line: data.prompt_key: 'left' is not supported" in expected
     assert "cannot be combined with --config, --resume" in run("--verl-config", "run.sh", "--resume", code=2).output
     assert "`data` is no section there" in run("data.seed=1", code=2).output, "without the option it is of our settings"
+
+
+LAUNCH = ("python3", "-m", "verl.trainer.main_ppo")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1), ("1e-4", 0.0001), ("-3e5", -300000.0), (".5", 0.5), ("1.", 1.0), ("1_000", 1000), ("inf", inf),
+        ("True", True), ("false", False), ("null", None), ("None", "None"), ("on", "on"), ("yes", "yes"), ("No", "No"),
+        ("007", "007"), ("0x1f", "0x1f"), ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("", ""), ("''", ""),
+        ("'1'", "1"), ("'x y'", "x y"), ('"x, y"', "x, y"), ("x y", "x y"), (" 1", 1), ("'it\\'s'", "it's"),
+        ("a\\,b", "a,b"), ("a:b", "a:b"), ("x@y", "x@y"), ("$x", "$x"), ("*", "*"), ("%", "%"),
+        ("http://h:1/x?y", "http://h:1/x?y"), ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"), ("${x.y}", "${x.y}"),
+        ("[]", []), ("{}", {}), ("[1,2]", [1, 2]), ("[a,'b']", ["a", "b"]), ("[[1,2],[3]]", [[1, 2], [3]]),
+        ("[${x.y},'q']", ["${x.y}", "q"]), ("{c:1,d:e}", {"c": 1, "d": "e"}), ("{c: [1, x]}", {"c": [1, "x"]}),
+        ("[a/b.parquet,/c/d-e_f.parquet]", ["a/b.parquet", "/c/d-e_f.parquet"]), ("'[1,2]'", "[1,2]"),
+    ],
+)  # fmt: skip
+def test_values_are_those_that_hydra_1_3_8_reads(text: str, value: Any) -> None:
+    read = read_value(text, "here")
+    assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1,2", "/a,/b", "int(3)", "range(1,3)", "a=b", "x#y", "&x", "!x", "(1)", "{'c d':1}", "\\'x\\'", "[1", "'x", "[1}",
+     "{a}", "[1] 2", "[" * 50],
+)  # fmt: skip
+def test_values_that_hydra_refuses_or_makes_several_trainings_of_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="Hydra cannot read"):
+        read_value(text, "here")
+
+
+@pytest.mark.parametrize("path", ["--config-path", "--config-dir", "-cp", "-cd"])
+@pytest.mark.parametrize("name", ["--config-name", "-cn"])
+@pytest.mark.parametrize("glue", [" ", "="])
+def test_options_of_hydra_name_a_file_in_each_form(write: Write, path: str, name: str, glue: str) -> None:
+    write("folder/mine.yaml", "algorithm: {adv_estimator: reinforce_plus_plus}\ndata: {train_batch_size: 7}\n")
+    words = f"{path}{glue}folder {name}{glue}mine data.train_batch_size=8 --run".split()
+    keys = read_command([*LAUNCH, *words])
+    assert {key: placed.value for key, placed in keys.items()} == {
+        "algorithm.adv_estimator": "reinforce_plus_plus",
+        "data.train_batch_size": 8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("trainer.nnodes = 1", "'trainer.nnodes' is not `key=value`\n  remedy: write `key=value`, without blanks"),
+        ("trainer.nnodes= 1", "'1' is not `key=value`"),
+        ("mine.yaml", "'mine.yaml' is not `key=value`"),
+        ("-cm folder", "'-cm' is no option of a training; those of Hydra are --config-path, -cp"),
+        ("--cfg job", "'--cfg' is no option of a training"),
+        ("--multirun a.b=1", "--multirun: starts several trainings"),
+        ("--config-name", "--config-name: has no value"),
+        ("-cn nowhere", "there is no file nowhere.yaml"),
+        ("data.seed=1,2", "commas separate the values of several trainings"),
+    ],
+)
+def test_no_word_after_the_program_is_dropped(write: Write, words: str, says: str) -> None:
+    write("run.sh", f"{' '.join(LAUNCH)} {words}\n")
+    for command in ([*LAUNCH, *words.split()], ["run.sh"]):
+        with pytest.raises(ConfigError) as caught:
+            read_command(command)
+        assert says in str(caught.value)
+
+
+def test_a_second_file_is_not_dropped(write: Write) -> None:
+    write("run.yaml", "data: {seed: 1}\n")
+    with pytest.raises(ConfigError, match=r"'other.yaml' is not `key=value`, and 'run.yaml' is the file"):
+        read_command(["run.yaml", "other.yaml", "data.seed=2"])
+    assert Path("run.yaml").exists() and read_command(["data.seed=2", "run.yaml"])["data.seed"].value == 2

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
+import sqlite3
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, Event
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
-from pydantic import SecretStr
 
 from gateway.errors import ConfigError
 from gateway.http.settings import Settings
-from mtrl_plugins.web.app import serve_in_thread
+from mtrl_plugins.web.app import POLL_S, serve_in_thread
 from mtrl_plugins.web.rollout_json import TokenTexts
 from mtrl_plugins.web.runs import ViewedRun, name_runs
+from mtrl_plugins.web.search import Search, iterate_texts, parse_query
 from mtrl_plugins.web.view_command import serve_while_training
 from tests.browser.sample_run import add_step, write_sample_run
 from tests.trainer.tokenizer_families import FAMILIES, save_tokenizer_folder
+from tests.trainer.train.test_train_metrics import file_size_limit
 from trainer.storage.rollout_file import RolloutWriter
 
 HOSTILE_AT = 20
@@ -146,18 +153,9 @@ def test_rollout_has_tokens_credit_calls_and_media(url: str, finished_run: Path)
         assert "sandbox" in answer.headers["content-security-policy"]
 
 
-def test_group_has_all_siblings(url: str) -> None:
-    assert [one["row"]["place"] for one in get_json(f"{url}/group?name=11-0-2")["rollouts"]] == [168, 169, 170, 171]
-
-
 @pytest.mark.parametrize("path", ["rollouts/9999", "group?name=none", "blobs/..%2frun.json", f"blobs/{'a' * 64}", "x"])
 def test_missing_item_is_not_found(url: str, path: str) -> None:
     assert get_error(f"{url}/{path}")[0] == 404
-
-
-def test_alarms_are_those_of_the_training(url: str) -> None:
-    (alarm,) = [one for one in get_json(f"{url}/alarms") if one["seen"].startswith("no group has a learning signal")]
-    assert alarm["step"] > 15 and alarm["remedy"].startswith("stop here")
 
 
 def test_alarms_know_the_vocabulary_and_the_size_of_groups_as_the_training_did(tmp_path: Path) -> None:
@@ -236,17 +234,6 @@ def test_run_is_served_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFi
         assert found["rows"][0]["success"] in (0, 1), "what success is was said after the page was opened"
 
 
-def test_token_is_needed_for_data_but_not_for_the_page(finished_run: Path) -> None:
-    with serve_in_thread(name_runs([finished_run]), Settings(port=0, token=SecretStr("open-sesame"))) as url:
-        api = url.removesuffix("ui/") + "v1/runs"
-        assert get_error(api)[0] == 401
-        assert get_json(api, authorization="Bearer open-sesame")["runs"][0]["name"] == "over"
-        for address in (url, url.removesuffix("ui/")):
-            with urlopen(address, timeout=20) as page:
-                assert page.url == url and "default-src 'none'" in page.headers["content-security-policy"]
-                assert b"over" not in page.read()
-
-
 def test_other_host_name_and_open_address_without_token_are_refused(url: str, finished_run: Path) -> None:
     assert get_error(f"{url}/alarms", host="evil.example")[0] == 403
     with (
@@ -268,3 +255,143 @@ def test_character_of_several_tokens_belongs_to_the_first(finished_run: Path) ->
     assert len(pieces) == len(ids) and "".join(pieces) == "Ōsaka 🙂 a\\x1b[31m"
     with pytest.raises(ValueError, match="does not exist any more"):
         TokenTexts.load(finished_run / "gone")
+
+
+INDEX = "rollouts.jsonl.index"
+
+
+def add_steps(live: Path, *steps: int) -> None:
+    with RolloutWriter(live) as writer, (live / "metrics.jsonl").open("ab") as told:
+        for step in steps:
+            add_step(writer, told, step)
+
+
+def overwrite(file: Path) -> None:
+    file.write_bytes(b"no database" * 1000)
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, overwrite, truncate])
+def test_damaged_index_is_rebuilt_while_run_is_viewed(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    live = write_sample_run(tmp_path / "live", steps=1)
+    run = index_run(name_runs([live])[0])
+    damage(live / INDEX)
+    add_steps(live, 2)
+    assert index_run(run).index.count == 32
+    run.close()
+    with sqlite3.connect(live / INDEX) as kept:
+        assert kept.execute("SELECT COUNT(*) FROM rollouts").fetchone() == (32,)
+    kept.close()
+
+
+def test_replaced_run_is_indexed_again(tmp_path: Path) -> None:
+    live = write_sample_run(tmp_path / "live", steps=2)
+    run = index_run(name_runs([live])[0])
+    assert run.rollout(31)["credited"]
+    shutil.rmtree(live)
+    write_sample_run(live, steps=3, seed=1)
+    assert index_run(run).index.count == 48
+    assert all(run.rollout(place)["credited"] for place in (0, 47))
+
+
+def test_index_is_kept_in_memory_on_full_disk(tmp_path: Path) -> None:
+    live = write_sample_run(tmp_path / "live", steps=1)
+    run = index_run(name_runs([live])[0])
+    add_steps(live, 2, 3)
+    with file_size_limit((live / INDEX).stat().st_size):
+        assert index_run(run).index.count == 48
+
+
+def test_failing_index_is_logged_once_and_server_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = write_sample_run(tmp_path / "live", steps=1)
+    again, failed = Event(), []
+
+    def fails(run: ViewedRun) -> bool:
+        if run.folder != live:
+            return False  # Of the server of the other tests.
+        if failed:
+            again.set()
+        failed.append(run)
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(ViewedRun, "update_index", fails)
+    with caplog.at_level(logging.WARNING), serve_in_thread(name_runs([live]), Settings(port=0)) as url:
+        assert again.wait(20 * POLL_S)
+        assert get_rows(url.removesuffix("ui/") + "v1/runs/live")["total"] == 0
+    assert [one.getMessage() for one in caplog.records] == [
+        f"{live}: cannot index its rollouts for now (OSError: [Errno 116] Stale file handle)"
+    ]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewedRun]:
+    searched = index_run(name_runs([write_sample_run(tmp_path_factory.mktemp("runs") / "searched", steps=12)])[0])
+    yield searched
+    searched.close()
+
+
+def count_matches(searched: ViewedRun, words: str) -> int:
+    found: int = searched.rollouts(parse_query({"q": words}))["total"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "words", ["policy", "user", "author", "feedback", "outcomes", "elapsed_s", "0.012", "tool_call_id", "feedback_done"]
+)
+def test_search_does_not_match_words_of_the_file_format(searched: ViewedRun, words: str) -> None:
+    assert count_matches(searched, words) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [("never guess", 192), ("look_up", 192), ('"labels": [', 96), ("a chart of 2", 96), ("not right. look", None)],
+)
+def test_search_matches_messages_calls_and_results(searched: ViewedRun, words: str, count: int | None) -> None:
+    assert count_matches(searched, words) == count or (count is None and 0 < count_matches(searched, words) < 192)
+
+
+@pytest.fixture
+def rapid_thread_switches() -> Iterator[None]:
+    """Makes threads switch so often that races on shared state show."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("rapid_thread_switches")
+def test_concurrent_searches_find_exactly_the_matching_rollouts(searched: ViewedRun) -> None:
+    lines = (searched.folder / "rollouts.jsonl").read_text().splitlines()
+    texts = [" ".join(iterate_texts(json.loads(line))).lower() for line in lines]
+    for words in ("lima", "cairo", "turin", "oslo", "jaffa"):
+        search, begin = Search(searched.index), Barrier(4)
+
+        def search_to_end(words: str = words, search: Search = search, begin: Barrier = begin) -> None:
+            begin.wait(20)
+            while search.advance(words, 0.01) < searched.index.count:
+                pass
+
+        with ThreadPoolExecutor(4) as threads:
+            for one in [threads.submit(search_to_end) for _ in range(4)]:
+                one.result(30)
+        found = {row["place"] for row in searched.index.select("SELECT place FROM found WHERE words = ?", [words])}
+        assert found == {place for place, text in enumerate(texts) if words in text} and found
+
+
+def test_searched_texts_exclude_media_and_message_fields() -> None:
+    url = "data:image/png;base64,aGVsbG8="
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "data: what is it?"}]
+    message = {"role": "user", "content": content}
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    turn = {
+        "author": "policy",
+        "messages": [{"role": "assistant", "tool_calls": [call]}],
+        "calls": [["c1", "see", "7"]],
+    }
+    told = {"earlier": [{"entries": [{"author": "task", "messages": [message]}]}], "entries": [turn]}
+    assert [*iterate_texts(told)] == ["data: what is it?", "look", "{}", "see", "7"]

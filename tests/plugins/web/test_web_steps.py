@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from math import fsum, inf, nan
+from math import inf, nan
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
+from threading import Barrier
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.http.settings import Settings
 from gateway.types import Outcome, ToolCall
 from mtrl_plugins.web import step_digest
 from mtrl_plugins.web.app import serve_in_thread
+from mtrl_plugins.web.rollout_json import rollout_to_json
+from mtrl_plugins.web.rollout_row import BLAME_OF_STOP
 from mtrl_plugins.web.runs import ViewedRun, name_runs
-from tests.browser.sample_run import HOSTILE, write_sample_run
+from tests.browser.sample_run import HOSTILE, CreditSequence, write_sample_run
 from tests.plugins.web.test_web_api import get_error, get_json, get_rows, index_run
-from tests.trainer.sample_rollouts import policy, text_to_ids
+from tests.trainer.sample_rollouts import SCORED, policy, text_to_ids
 from trainer.ledger import Author, Entry, Ledger
-from trainer.rollout.rollout import Rollout, StopReason
-from trainer.storage.rollout_file import RolloutWriter
+from trainer.rollout.rollout import EXCLUDED_SPANS, Rollout, StopReason
+from trainer.storage.rollout_file import Rollouts, RolloutWriter
+from trainer.storage.token_credit import CreditReader
+from trainer.view.why import UNKNOWN_CREDIT, RolloutCredit
 
 STEPS = 8
-Digest = Mapping[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,9 @@ def test_digest_of_a_step_agrees_with_its_rows(url: str) -> None:
                 having = [row for row in rows if row[property] == name]
                 worst = min(having, key=lambda row: (row["reward"] is not None, row["reward"] or 0))
                 assert (value["rollouts"], value["place"]) == (len(having), worst["place"])
+                rewards = [row["reward"] for row in having if row["reward"] is not None]
+                assert value["scored"] == len(rewards)
+                assert value["reward"] == (pytest.approx(fmean(rewards)) if rewards else None)
         for property, column in (("tool", "tools"), ("outcome", "outcomes")):
             counted = {name: value["rollouts"] for name, value in digest["values"][property].items()}
             assert counted == {name: sum(name in row[column] for row in rows) for name in counted} and counted
@@ -95,10 +100,13 @@ def test_steps_that_are_no_range_are_refused_with_message(url: str, step: str) -
     assert code == 422 and "step" in message
 
 
-def test_only_the_last_steps_of_a_long_range_are_digested(sample_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_steps_of_a_long_range_and_few_values_are_digested(
+    sample_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(step_digest, "MAX_STEPS", 3)
+    monkeypatch.setattr(step_digest, "MAX_VALUES", 1)
     run = index_run(name_runs([sample_run])[0])
-    assert [digest["step"] for digest in run.steps()] == [6, 7, 8]
+    assert [(digest["step"], len(digest["values"]["kind"])) for digest in run.steps()] == [(6, 1), (7, 1), (8, 1)]
     assert [digest["step"] for digest in run.steps(0, 5)] == [3, 4, 5]
     run.close()
 
@@ -137,44 +145,95 @@ def test_hostile_names_are_values_and_bounded(tmp_path: Path) -> None:
     run.close()
 
 
-NAMES = st.sampled_from(["near", "far", "hard", ""])
-ROLLOUTS = st.builds(
-    lambda step, kind, source, stop, reward: replace(
-        make_rollout(step, source=source, kind=kind, stop=stop),
-        rewards={} if reward is None or stop.is_infrastructure else {"right": reward},
-    ),
-    st.integers(1, 2), NAMES, NAMES, st.sampled_from(StopReason), st.none() | st.floats(-9, 9),
-)  # fmt: skip
+def policy_turns(rollout: dict[str, Any]) -> list[dict[str, Any]]:
+    return [entry for ledger in rollout["ledgers"] for entry in ledger["entries"] if entry["author"] == "policy"]
 
 
-def mean_parts(digest: Digest, property: str, origin: float) -> dict[str | None, float]:
-    """By value: its part of the distance of the step's mean reward from `origin`; None for what is not listed."""
-    values, scored = digest["values"][property], digest["scored"]
-    parts: dict[str | None, float] = {
-        name: value["scored"] / scored * (value["reward"] - origin) for name, value in values.items() if value["scored"]
-    }
-    rest = scored - sum(value["scored"] for value in values.values())
-    listed = fsum((value["reward"] or 0.0) * value["scored"] for value in values.values())
-    assert 0 <= rest <= digest["rollouts"] - sum(value["rollouts"] for value in values.values())
-    if rest:
-        parts[None] = (digest["reward"] * scored - listed - origin * rest) / scored
-    return parts
+def test_replaced_and_dropped_groups_are_shown_as_untrained(tmp_path: Path) -> None:
+    live = write_sample_run(tmp_path / "live", steps=2)
+    first = Rollouts(live)[0]
+    with RolloutWriter(live) as writer:
+        writer.add(replace(first, group="1-1-0"))
+        writer.add(replace(first, group="0-1-5"))
+    run = index_run(name_runs([live])[0])
+    replaced, dropped, learned = (run.rollout(place) for place in (32, 33, 0))
+    assert [rollout["credited"] for rollout in (replaced, dropped, learned)] == [False, False, True]
+    assert not any(turn["trained"] for rollout in (replaced, dropped) for turn in policy_turns(rollout))
+    assert all("replaced (`algorithm.dynamic_sampling`)" in turn["because"] for turn in policy_turns(replaced))
+    assert all("too stale (`max_staleness`)" in turn["because"] for turn in policy_turns(dropped))
+    assert all(turn["trained"] and "because_not" not in turn for turn in policy_turns(learned))
+    unwritten = replace(first, group="1-1-0", ledger=Ledger(first.ledger.entries[:1]))
+    assert RolloutCredit.load(unwritten, run.credits) == UNKNOWN_CREDIT, "there is nothing to be learned from"
 
 
-@given(st.lists(ROLLOUTS, min_size=2, max_size=9), st.sampled_from([1, 2, 50]))
-def test_parts_of_the_rewards_change_add_up_to_the_whole(rollouts: list[Rollout], most: int) -> None:
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_digest, "MAX_VALUES", most)
-        run = write_run(Path(folder) / "run", rollouts)
-        digests = run.steps()
-        run.close()
-    for step in digests:
-        rewards = [rollout.reward for rollout in rollouts if rollout.group == f"{step['step']}-0-0"]
-        assert (step["rollouts"], step["scored"]) == (len(rewards), sum(reward is not None for reward in rewards))
-    if len(digests) < 2 or None in (digests[0]["reward"], digests[1]["reward"]):
-        return
-    before, after = digests
-    for property in ("kind", "source", "stop"):
-        moved = fsum(mean_parts(after, property, before["reward"]).values())
-        assert fsum(mean_parts(before, property, before["reward"]).values()) == pytest.approx(0, abs=1e-9)
-        assert moved == pytest.approx(after["reward"] - before["reward"], abs=1e-9)
+def test_zero_weight_tokens_in_trained_turn_have_their_own_reason(tmp_path: Path) -> None:
+    turn = replace(policy("abcd"), info={EXCLUDED_SPANS: [[0, 2]]})
+    rollout = replace(SCORED, group="1-0-0", ledger=Ledger((Entry(Author.TASK, text_to_ids("q")), turn)))
+    with RolloutWriter(tmp_path) as writer:
+        writer.add(rollout)
+        writer.add_credits(1, [CreditSequence(rollout.name, (0.0, 0.0, 0.0, 0.5, 0.5), (0.0, 0.0, 0.0, 1.0, 1.0))])
+    (rollout,) = policy_turns(index_run(name_runs([tmp_path])[0]).rollout(0))
+    assert rollout["trained"] and "it is trained with the rollout's reward" in rollout["because"]
+    assert rollout["because_not"] == "the policy wrote it, but a plug-in excluded it from training"
+
+
+def test_credits_are_read_by_concurrent_threads(tmp_path: Path) -> None:
+    live = write_sample_run(tmp_path / "live", steps=24)
+    rollouts = [rollout for rollout in Rollouts(live) if rollout.reward is not None][-8:]
+    for _ in range(20):
+        credits, begin = CreditReader(live), Barrier(len(rollouts))
+
+        def found(rollout: Rollout, credits: CreditReader = credits, begin: Barrier = begin) -> bool:
+            begin.wait(20)
+            return credits.read_rollout(rollout) is not None
+
+        with ThreadPoolExecutor(len(rollouts)) as threads:
+            assert all(threads.map(found, rollouts))
+
+
+def test_only_data_urls_are_shortened() -> None:
+    said, url = f"data: what stands in {'this ' * 20}table?", f"data:image/png;base64,{'A' * 400}"
+    message = {"role": "user", "content": [{"type": "text", "text": said}, {"image_url": {"url": url}}]}
+    entry = Entry(Author.TASK, text_to_ids("q"), (message,))
+    (shown,) = rollout_to_json(replace(SCORED, ledger=Ledger((entry,))), None, UNKNOWN_CREDIT)["ledgers"][0]["entries"][
+        0
+    ]["messages"]
+    assert shown["content"][0]["text"] == said
+    assert shown["content"][1]["image_url"]["url"] == f"{url[:40]}…"
+
+
+def test_row_counts_all_ledgers_of_a_rollout(tmp_path: Path) -> None:
+    earlier = Ledger((Entry(Author.TASK, text_to_ids("q")), policy("xyz", cached=1)))
+    with RolloutWriter(tmp_path) as writer:
+        writer.add(replace(SCORED, earlier=(earlier,)))
+    row = index_run(name_runs([tmp_path])[0]).rollout(0)["row"]
+    assert {name: row[name] for name in ("turns", "tokens", "written", "asked", "cached")} == {
+        "turns": 3, "tokens": 32, "written": 15, "asked": 34, "cached": 25,
+    }  # fmt: skip
+
+
+def test_evaluation_uses_tokenizer_and_success_criterion_of_its_run(tmp_path: Path) -> None:
+    first = Rollouts(write_sample_run(tmp_path / "run", steps=1))[0]
+    with RolloutWriter(tmp_path / "run" / "eval" / "greedy") as writer:
+        writer.add(replace(first, group="e-0"))
+    run = index_run(name_runs([tmp_path / "run" / "eval" / "greedy"])[0])
+    rollout = run.rollout(0)
+    assert rollout["silent"] == "" and rollout["row"]["success"] in (0, 1)
+    assert (run.to_dict()["telling"], run.to_dict()["steps"]) == ("right", None), "an evaluation makes no steps"
+
+
+@pytest.mark.parametrize("stop", [stop for stop in StopReason if stop.is_infrastructure])
+def test_every_infrastructure_stop_reason_has_a_blame(stop: StopReason) -> None:
+    assert BLAME_OF_STOP[stop]
+
+
+def test_credits_are_read_again_after_run_was_replaced(tmp_path: Path) -> None:
+    rollout = write_sample_run(tmp_path / "one", steps=3)
+    credits = CreditReader(rollout)
+    assert credits.steps == {1, 2, 3}
+    lines = (rollout / "credits.jsonl").read_bytes().splitlines(keepends=True)
+    longer = json.loads(lines[0])
+    longer["rollouts"]["x"] = [[[1, 0.0, 0.0]]] * 9
+    head = json.dumps(longer, separators=(",", ":")).encode() + b"\n"
+    (rollout / "credits.jsonl").write_bytes(b"".join([head, *lines[1:]]))
+    assert RolloutCredit.load(Rollouts(rollout)[-1], credits).ledgers

@@ -30,7 +30,6 @@ from tests.plugins.workers.pools import (
 )
 from tests.trainer.tokenizer_families import FAMILIES, save_tokenizer_folder
 from tests.waiting import wait_until
-from trainer.ledger import Entry, Ledger
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.scheduler import Scheduler
 
@@ -97,31 +96,6 @@ class Playing:
 
     def stops(self, prefix: str) -> list[str]:
         return sorted(str(rollout.stop) for name, rollout in self.rollouts.items() if name.startswith(prefix))
-
-
-def without_cache(entry: Entry) -> Entry:
-    """The entry but for times, and what the engine's cache had from another rollout."""
-    return replace(entry, info={}, cached_tokens=0)
-
-
-def without_times(rollout: Rollout) -> Rollout:
-    return replace(rollout, timing={}, timeline=(), ledger=Ledger(()))
-
-
-async def test_workers_play_the_rollouts_of_one_process(folder: Path, engine: GatedEngine, pool: WorkerPool) -> None:
-    playing = Playing(folder, engine, pool, "act-1", "safe-1", "safe-2")
-    await playing.run()
-    own = make_runner(folder, engine)
-    async with own.gateway:
-        for task in tasks("act-1", "safe-1", "safe-2"):
-            expected = await own.run(task, group="g")
-            assert expected.stop is StopReason.DONE and len(expected.turns) == 2
-            for entry, same in zip(playing.rollouts[task.id].ledger, expected.ledger, strict=True):
-                assert without_cache(entry) == without_cache(same)
-            assert without_times(playing.rollouts[task.id]) == without_times(expected)
-            assert [span.phase for span in playing.rollouts[task.id].timeline] == [
-                span.phase for span in expected.timeline
-            ]
 
 
 async def test_killed_workers_rollouts_begin_again_unless_they_have_acted(
@@ -274,14 +248,6 @@ async def test_cancelled_rollouts_leave_nothing_under_way(folder: Path, engine: 
     playing = Playing(folder, engine, pool, "safe-1")
     await playing.run()
     assert playing.stops("safe") == ["done"]
-
-
-async def test_task_that_cannot_be_sent_ends_with_its_column(
-    folder: Path, engine: GatedEngine, pool: WorkerPool
-) -> None:
-    (task,) = tasks("safe-1")
-    rollout = await make_runner(folder, engine, pool).run(replace(task, columns={"when": {"at": object()}}), group="g")
-    assert rollout.stop is StopReason.ERROR and "columns.when.at is a object" in rollout.reason
 
 
 def test_address_is_read_with_host_and_port() -> None:

@@ -1,17 +1,19 @@
-"""Tests the group advantages of each algorithm against loops over the group."""
+"""Tests the group advantages of each algorithm, and credit assignment over turns, against loops."""
 
 from __future__ import annotations
 
 import math
+from random import Random
 from statistics import fmean, stdev
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from trainer.algorithms.named_algorithms import ALGORITHMS, overlong_penalty, whiten
-from trainer.algorithms.packing import NotFiniteError, check_rollouts_finite
+from trainer.algorithms import credit
+from trainer.algorithms.named_algorithms import ALGORITHMS, whiten
 
 GROUPED = sorted(set(ALGORITHMS) - {"reinforce_pp", "sft"})
 rewards = st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.7, 1.0, -2.0]), st.sampled_from([-7, 0, 3])), min_size=1)
@@ -69,15 +71,54 @@ def test_reinforce_pp_normalises_over_the_whole_batch() -> None:
         assert not whiten(torch.full((size,), 0.1), torch.ones(size, dtype=torch.bool)).any()
 
 
-def test_overlong_penalty_is_zero_then_linear_then_full() -> None:
-    lengths = torch.tensor([10, 80, 90, 100, 300])
-    assert overlong_penalty(lengths, 100, 20).tolist() == [0.0, 0.0, -0.5, -1.0, -1.0]
-    with pytest.raises(ValueError, match="margin of 200 tokens does not lie within a limit of 100"):
-        overlong_penalty(lengths, 100, 200)
+lengths = st.lists(st.integers(1, 4), min_size=1, max_size=7)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_reward_that_is_not_finite_names_its_rollout(value: float) -> None:
-    with pytest.raises(NotFiniteError, match=f"rollout b/1 has a reward of {value}"):
-        check_rollouts_finite("a reward of", torch.tensor([1.0, value]), ["a/0", "b/1"])
-    check_rollouts_finite("a reward of", torch.tensor([1.0, 0.0]), ["a/0", "b/1"])
+def sequence_index(sizes: list[int]) -> Tensor:
+    return torch.tensor([index for index, size in enumerate(sizes) for _ in range(size)])
+
+
+def doubles(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def draw_rewards(sizes: list[int], seed: int = 0) -> list[list[float]]:
+    random = Random(seed)
+    return [[random.choice([0.0, 0.5, 1.0, -0.3]) for _ in range(size)] for size in sizes]
+
+
+def to_tensor(lists: list[list[float]]) -> Tensor:
+    return doubles([value for values in lists for value in values])
+
+
+def test_score_credit_adds_later_scores_to_the_outcome() -> None:
+    result = credit.score_credit(doubles([1.0, 0.0]), doubles([0.1, 0.0, 0.2, 0.4]), sequence_index([3, 1]), 0.5)
+    assert result.tolist() == pytest.approx([1.15, 1.1, 1.2, 0.4])
+
+
+def loop_turn_credit(rewards: list[list[float]], groups: list[int], discount: float) -> list[float]:
+    def to_go(index: int, turn: int) -> float:
+        return sum(discount ** (k - turn) * rewards[index][k] for k in range(turn, len(rewards[index])))
+
+    credits = []
+    for index, own_rewards in enumerate(rewards):
+        siblings = [other for other in range(len(rewards)) if groups[other] == groups[index] and other != index]
+        for turn in range(len(own_rewards)):
+            at_turn = [other for other in siblings if len(rewards[other]) > turn]
+            if at_turn:
+                credits.append(to_go(index, turn) - fmean(to_go(other, turn) for other in at_turn))
+            elif siblings:
+                earned_before = sum(discount**k * own_rewards[k] for k in range(turn))
+                baseline = fmean(to_go(other, 0) for other in siblings) - earned_before
+                credits.append(to_go(index, turn) - baseline)
+            else:
+                credits.append(0.0)
+    return credits
+
+
+@given(sizes=lengths, seed=st.integers(0, 99), discount=st.sampled_from([0.5, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_turn_credit_equals_loops(sizes: list[int], seed: int, discount: float) -> None:
+    rewards, groups = draw_rewards(sizes, seed), [Random(seed + number).choice([4, -1]) for number in range(len(sizes))]
+    result = credit.turn_credit(to_tensor(rewards), sequence_index(sizes), torch.tensor(groups), discount)
+    assert result.tolist() == pytest.approx(loop_turn_credit(rewards, groups, discount), abs=1e-9)

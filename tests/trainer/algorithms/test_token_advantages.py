@@ -29,8 +29,7 @@ KINDS = ["outcome", "discounted", "scores", "turns", "gae"]
 STEPS = st.lists(groups(), min_size=1, max_size=4)
 every_kind_and_name = pytest.mark.parametrize(
     ("kind", "name"),
-    [("outcome", name) for name in sorted(ALGORITHMS)]
-    + [(kind, name) for kind in KINDS[1:] for name in ("grpo", "reinforce_pp")],
+    [(kind, name) for kind in KINDS for name in ("grpo", "reinforce_pp")],
 )
 """Only whitening, which one algorithm does, comes after the credit."""
 
@@ -52,15 +51,6 @@ def critic_values(batch: TrainBatch) -> list[list[float]]:
 def compute(step: list[ScoredGroup], settings: AlgorithmSettings) -> TokenAdvantages:
     batch = build_train_batch(step, settings, weigh_all_turns)
     return compute_token_advantages(batch, settings, values=critic_values(batch))
-
-
-@every_kind_and_name
-@given(step=STEPS)
-@hypothesis(max_examples=12, deadline=None)
-def test_tokens_of_other_authors_have_no_advantage(kind: str, name: str, step: list[ScoredGroup]) -> None:
-    settings = make_settings(kind, name, **with_kl())
-    for row in compute(step, settings).rows:
-        assert not any(value for value, is_policy in zip(row.advantages, row.mask, strict=True) if not is_policy)
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"reinforce_pp"}))
@@ -266,13 +256,9 @@ def test_rollouts_without_a_trained_token_count_where_that_is_wanted() -> None:
     assert 0 < trained.rollouts < counted.rollouts == 6 and trained.weight == counted.weight
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("outcome", name) for name in sorted(set(ALGORITHMS) - {"sft"})]
-    + [(kind, "grpo") for kind in ("discounted", "scores", "turns")],
-)
-def test_groups_without_variance_leave_no_rows(kind: str, name: str) -> None:
-    settings = make_settings(kind, name)
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_groups_without_variance_leave_no_rows(kind: str) -> None:
+    settings = make_settings(kind)
     for step in ([outcomes(1.0)], [outcomes(0.1, 0.1, 0.1), outcomes(0.1)], []):
         assert compute_token_advantages(build_train_batch(step, settings, weigh_all_turns), settings).rows == ()
 

@@ -28,10 +28,8 @@ TOLERANCE = 1e-5
 rounded once for each part, too: 3.4e-6 was seen at the last steps."""
 CASES = (
     "grpo, KL in the loss, two epochs of two minibatches",
-    "dapo, KL in the reward",
     "gspo, LoRA, KL in the loss",
     "reinforce_pp, gae",
-    "rloo, gradient checkpointing",
     "a teacher's most likely tokens",
     "images",
 )

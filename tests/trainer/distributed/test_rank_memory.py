@@ -1,11 +1,10 @@
-"""Ranks with mixed precision or offloading train as others do, and each reads only its part of the weights."""
+"""Ranks with mixed precision train as others do, and each reads only its part of the weights."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import Qwen3ForCausalLM
 
 from tests.forked_python import ForkedPopen
-from tests.trainer.distributed.expert_models import KINDS, save_expert_model
 from tests.trainer.distributed.rank_pools import make_updater, running_ranks
 from tests.trainer.distributed.test_any_number_of_ranks import LEARNING_RATE, batches_of
 from tests.trainer.policy.tiny_policies import tiny_model
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.connect_ranks import MODULE
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.model import SHARDS_FOLDER, load_model
+from trainer.model import SHARDS_FOLDER
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
@@ -96,53 +94,33 @@ def train(updater: PolicyUpdater, model: Path) -> list[dict[str, float]]:
     return [updater.train_step(batch) for batch in batches_of("dapo, KL in the reward", model)[:STEPS]]
 
 
-def require_near(ours: list[dict[str, float]], expected: list[dict[str, float]], tolerance: float) -> None:
-    for first, second in zip(ours, expected, strict=True):
-        for name in ("loss", "update/grad_norm", "kl/reference"):
-            assert first[name] == pytest.approx(second[name], rel=tolerance, abs=tolerance), name
-
-
 def farthest(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> float:
     return max(float((first[name] - value).abs().max()) for name, value in second.items())
 
 
-@pytest.fixture(scope="module")
-def alone(model: Path) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    """The metrics and weights of one process in float32."""
-    policy, updater = open_updater(None, model)
-    return train(updater, model), dict(policy.weights)
-
-
-def test_offloaded_ranks_train_as_one_process_does(model: Path, alone: Any, tmp_path: Path) -> None:
-    expected, weights = alone
-    with running_ranks(2, tmp_path, offload=True) as channel:
-        policy, updater = open_updater(channel, model)
-        require_near(train(updater, model), expected, 1e-6)
-        assert farthest(policy.weights, weights) < 1e-6
-
-
 def test_mixed_precision_trains_as_float32_but_for_rounding_and_keeps_float32_weights(
-    model: Path, alone: Any, tmp_path: Path
+    model: Path, tmp_path: Path
 ) -> None:
     """The weights change by less than bfloat16 ones would notice, which have 8 bits."""
-    expected, exact = alone
+    policy_alone, updater_alone = open_updater(None, model)
+    expected, exact = train(updater_alone, model), dict(policy_alone.weights)
     with running_ranks(2, tmp_path / "ranks") as channel:
         policy, updater = open_updater(channel, model, dtype="bfloat16")
         metrics, weights = train(updater, model), dict(policy.weights)
         finish = policy.save(tmp_path / "saved")
         assert finish is not None and finish()
-    require_near(metrics, expected, 0.05)
+    for first, second in zip(metrics, expected, strict=True):
+        for name in ("loss", "update/grad_norm", "kl/reference"):
+            assert first[name] == pytest.approx(second[name], rel=0.05, abs=0.05), name
+    assert not list((tmp_path / "ranks").glob("*.log")), "no rank had anything to say"
     assert metrics[-1]["loss"] != pytest.approx(expected[-1]["loss"], rel=1e-5), "products are rounded"
     assert farthest(weights, exact) < STEPS * LEARNING_RATE
-    assert farthest(weights, initial_weights()) == pytest.approx(STEPS * LEARNING_RATE, rel=0.5)
+    before = {name: value.detach() for name, value in tiny_model(tie_word_embeddings=True).named_parameters()}
+    assert farthest(weights, before) == pytest.approx(STEPS * LEARNING_RATE, rel=0.5)
     assert {value.dtype for value in weights.values()} == {torch.float32}
     tensors = FileSystemReader(tmp_path / "saved" / SHARDS_FOLDER).read_metadata().state_dict_metadata
     kinds = {value.properties.dtype for value in tensors.values() if isinstance(value, TensorStorageMetadata)}
     assert kinds == {torch.float32}, "weights and optimizer of all ranks"
-
-
-def initial_weights() -> dict[str, torch.Tensor]:
-    return {name: value.detach() for name, value in tiny_model(tie_word_embeddings=True).named_parameters()}
 
 
 def test_each_rank_reads_and_allocates_only_its_part_of_the_model(
@@ -156,47 +134,18 @@ def test_each_rank_reads_and_allocates_only_its_part_of_the_model(
     whole = sum(value.nbytes for value in large.parameters())
     assert whole > 5e7
     del large
-    with measured_ranks(RANKS, tmp_path, monkeypatch) as channel:
+    (tmp_path / "measured_rank.py").write_text(MEASURED_RANK)
+    start = ForkedPopen._execute_child
+
+    def execute_child(self: ForkedPopen, args: Any, *rest: Any) -> None:
+        is_rank = [*args] == [sys.executable, "-m", MODULE]
+        start(self, [sys.executable, str(tmp_path / "measured_rank.py")] if is_rank else args, *rest)
+
+    monkeypatch.setattr(ForkedPopen, "_execute_child", execute_child)
+    with running_ranks(RANKS, tmp_path) as channel:
         for folder in (model, tmp_path):  # The first one also loads libraries.
             make_updater(channel, folder, AlgorithmSettings(), UpdateSettings())
     for rank in range(1, RANKS):
         counts = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert counts["read"] == pytest.approx(whole / RANKS, rel=REPLICATED)
         assert counts["allocated"] < whole * 0.4
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_rank_reads_and_allocates_only_its_experts(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are stored one by one, and stacked in the model."""
-    small, large = tmp_path / "small", tmp_path / "large"
-    save_expert_model(small, kind)
-    model = save_expert_model(large, kind, hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
-    whole = sum(value.nbytes for value in model.parameters())
-    assert whole > 5e7
-    with measured_ranks(2, tmp_path, monkeypatch) as channel:
-        make_updater(channel, small, AlgorithmSettings(), UpdateSettings())
-        policy, _ = make_updater(channel, large, AlgorithmSettings(), UpdateSettings())
-        assert farthest(policy.weights, load_model(large).state_dict()) == 0
-    counts = json.loads((large / "rank-1.json").read_text())
-    assert counts["read"] == pytest.approx(whole / 2, rel=REPLICATED)
-    assert counts["allocated"] < whole * 0.6
-
-
-@contextmanager
-def measured_ranks(size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LeaderChannel]:
-    (folder / "measured_rank.py").write_text(MEASURED_RANK)
-    monkeypatch.setattr(ForkedPopen, "_execute_child", measured(folder / "measured_rank.py"))
-    with running_ranks(size, folder) as channel:
-        yield channel
-
-
-def measured(script: Path) -> Any:
-    start = ForkedPopen._execute_child
-
-    def execute_child(self: ForkedPopen, args: Any, *rest: Any) -> None:
-        is_rank = [*args] == [sys.executable, "-m", MODULE]
-        start(self, [sys.executable, str(script)] if is_rank else args, *rest)
-
-    return execute_child

@@ -37,11 +37,8 @@ UPDATES = {"full": UpdateSettings(), "lora": UpdateSettings(lora=LoraSettings(ra
 
 @pytest.fixture(scope="module")
 def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeaderChannel]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with running_ranks(2, tmp_path_factory.mktemp("ranks")) as channel:
         yield channel
-    torch.set_num_threads(threads)
 
 
 class Gathered:

@@ -72,23 +72,11 @@ def require_equal(ours: list[dict[str, float]], alone: list[dict[str, float]]) -
         )
 
 
-def test_job_of_two_ranks_trains_as_one_process_does(
+def test_job_whose_rank_0_is_killed_and_then_stopped_trains_on_and_resumes_as_one_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: list[dict[str, float]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_config(**SETTINGS, steps=STEPS - 1)
-    train(tmp_path, "--ranks", "2")
-    train(tmp_path, "--resume", "--ranks", "1", "--steps", str(STEPS))
-    require_equal(read_run_metrics(tmp_path / "runs/a"), alone)
-    assert has_shards(tmp_path / f"runs/a/checkpoints/{STEPS - 1:06}")
-    assert not (tmp_path / "runs/a/logs/rank-1.log").exists()
-
-
-def test_job_whose_rank_0_is_killed_and_then_stopped_starts_again_and_trains_as_an_undisturbed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: list[dict[str, float]]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_config(**SETTINGS, steps=STEPS, distributed={"timeout_s": SILENT_S})
+    write_config(**SETTINGS, steps=STEPS - 1, distributed={"timeout_s": SILENT_S})
     run = tmp_path / "runs/a"
     arguments = ("--config", "run.yaml", "--ranks", "2", "--out", "runs/a")
     with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
@@ -106,6 +94,8 @@ def test_job_whose_rank_0_is_killed_and_then_stopped_starts_again_and_trains_as_
     assert output.count("the training was killed by signal 9; it starts again from step") == 2
     assert f"process {leader.pid}) has shown no sign of life for {SILENT_S:g} s" in output
     assert sum(line["distributed/restarts"] for line in read_metrics(run / "metrics.jsonl")) == 2
+    assert has_shards(run / f"checkpoints/{STEPS - 1:06}")
+    train(tmp_path, "--resume", "--ranks", "1", "--steps", str(STEPS))
     require_equal(read_run_metrics(run), alone)
 
 

@@ -37,7 +37,6 @@ CASES = (
     "grpo, KL in the loss, two epochs of two minibatches",
     "gspo, LoRA, KL in the loss",
     "reinforce_pp, gae",
-    "rloo, gradient checkpointing",
     "images",
 )
 

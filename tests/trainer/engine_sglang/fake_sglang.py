@@ -9,7 +9,7 @@ import base64
 import json
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.types import Image
-from tests.trainer.engine_sglang.fake_answers import answer_events, answer_spans
 
 VOCABULARY = 40
 NAME = "follows.weight"
@@ -45,6 +44,30 @@ def reads(given: dict[str, torch.Tensor]) -> Callable[..., list[float]]:
         return [float(logprobs[one, other]) for one, other in pairwise(ids)]
 
     return finds
+
+
+def answer_spans(versions: Sequence[str]) -> list[dict[str, object]]:
+    """Of ids in a row, as they are told: the first of each run, and the one after its last."""
+    spans: list[dict[str, object]] = []
+    for place, version in enumerate(versions):
+        if not spans or spans[-1]["version"] != version:
+            spans.append({"version": version, "start": place})
+        spans[-1]["end"] = place + 1
+    return spans
+
+
+def answer_events(answer: Any, new_only: bool, breaks_off: bool) -> Iterator[str]:
+    """The events of a streamed answer."""
+    ids, meta = answer["output_ids"], answer["meta_info"]
+    for end in range(1, len(ids) + 1):
+        if breaks_off and end > 1:
+            raise ConnectionError("the server is lost")
+        start = end - 1 if new_only else 0
+        pairs = meta["output_token_logprobs"][start:end]
+        so_far = {**meta, "output_token_logprobs": pairs, "completion_tokens": end}
+        event = {"text": "", "output_ids": ids[start:end], "meta_info": so_far}
+        yield f"data: {json.dumps(event)}\n\n"
+    yield "data: [DONE]\n\n"
 
 
 @dataclass
@@ -192,7 +215,7 @@ class Fake:
             if rid in self.aborted:
                 end = {"type": "abort", "message": "told to"}
                 break
-            token, logprob, top = self._next(ids[-1], params, adapter)
+            token, logprob, top = self._sample(ids, params, adapter)
             ids.append(token)
             pairs.append([logprob, token, None])
             tops.append(top)
@@ -204,13 +227,13 @@ class Fake:
         self.running_adapters.remove(adapter)
         self.named.discard(rid)
         self.cached.setdefault(body.get("extra_key"), []).append(tuple(ids[: len(ids) - bool(pairs)]))
-        read = [[None, ids[0], None]]
-        off = self.blur if body.get("image_data") else 0.0
         if self.encodes_anew and body.get("image_data"):
             ids = [*ids[:-2], ids[-1]]
-        read += [
-            [value + off, token, None] for value, token in zip(reads(self._adapted(adapter))(ids), ids[1:], strict=True)
-        ]
+        read, start = [], body.get("logprob_start_len")
+        if start is not None:
+            off = self.blur if body.get("image_data") else 0.0
+            scored = zip(self._score(ids, adapter)[start:], ids[start + 1 :], strict=True)
+            read = [[None, ids[start], None], *([value + off, token, None] for value, token in scored)]
         meta = {
             "finish_reason": end,
             "prompt_tokens": len(body["input_ids"])
@@ -219,7 +242,7 @@ class Fake:
             "weight_version": self.version,
             "output_token_logprobs": pairs or [[-1.0, 9, None]],
             "output_top_logprobs": tops,
-            "input_token_logprobs": read if body.get("logprob_start_len") == 0 else [],
+            "input_token_logprobs": read,
         }
         if self.info.get("speculative_algorithm"):
             meta |= {"spec_num_proposed_drafts": 4, "spec_num_correct_drafts": 3}
@@ -238,6 +261,12 @@ class Fake:
             same = next((at for at, (a, b) in enumerate(zip(ids, known, strict=False)) if a != b), len(known))
             most = max(most, same)
         return min(most, len(ids) - 1)
+
+    def _score(self, ids: Sequence[int], adapter: str) -> list[float]:
+        return reads(self._adapted(adapter))(ids)
+
+    def _sample(self, ids: Sequence[int], params: Any, adapter: str) -> tuple[int, float, list[list[float]]]:
+        return self._next(ids[-1], params, adapter)
 
     def _next(self, last: int, params: Any, adapter: str) -> tuple[int, float, list[list[float]]]:
         logits = self._adapted(adapter)[NAME][last].clone()

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.lowlevel
 import torch
 import uvicorn
 from starlette.applications import Starlette
@@ -22,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.trainer.engine_sglang.fake_answers import answer_spans
 from tests.trainer.engine_sglang.fake_sglang import Fake
 
 CONTEXT = 4096
@@ -38,50 +35,15 @@ class ModelServer(Fake):
         self.going.set()
 
     async def generate(self, body: Any) -> Any:
-        ids, params, rid = list(body["input_ids"]), body["sampling_params"], body.get("rid", "")
-        pairs: list[list[Any]] = []
-        tops, versions, end = [], [], {"type": "length"}
-        self.named.add(rid)
-        try:
-            while len(pairs) < params["max_new_tokens"]:
-                await self.going.wait()
-                await anyio.lowlevel.checkpoint()
-                if rid in self.aborted:
-                    end = {"type": "abort", "message": "aborted"}
-                    break
-                token, logprob, top = self._sample(ids, params)
-                ids.append(token)
-                pairs.append([logprob, token, None])
-                tops.append(top)
-                versions.append(self.version)
-                if token in params.get("stop_token_ids", ()):
-                    end = {"type": "stop", "matched": token}
-                    break
-        finally:
-            self.named.discard(rid)
-        start = max(0, body.get("logprob_start_len", len(ids) - 1))
-        prompt = [[None, ids[start], None]]
+        answer = await super().generate(body)
+        start, count = body.get("logprob_start_len"), body.get("top_logprobs_num", 0)
         likely: list[Any] = [None]
-        if body.get("return_logprob") and start < len(ids) - 1:
-            logprobs = self._score(ids)[start:]
-            prompt += [[float(row[token]), token, None] for row, token in zip(logprobs, ids[start + 1 :], strict=True)]
-            for row in logprobs:
-                values, places = row.topk(body.get("top_logprobs_num", 0))
-                likely.append(
-                    [[value, place, None] for value, place in zip(values.tolist(), places.tolist(), strict=True)]
-                )
-        meta = {
-            "finish_reason": end,
-            "prompt_tokens": len(body["input_ids"]),
-            "cached_tokens": 0,
-            "output_token_logprobs": pairs or [[-1.0, 9, None]],
-            "output_top_logprobs": tops,
-            "input_token_logprobs": prompt,
-            "input_top_logprobs": likely,
-            "weight_versions": answer_spans(versions or [self.version]),
-            "weight_version": self.version,
-        }
-        return {"text": "", "output_ids": [pair[1] for pair in pairs], "meta_info": meta}
+        answer["meta_info"]["input_top_logprobs"] = likely
+        if start is not None:
+            for row in self._logprobs([*body["input_ids"], *answer["output_ids"]])[start:]:
+                values, places = (column.tolist() for column in row.topk(count))
+                likely.append([[value, place, None] for value, place in zip(values, places, strict=True)])
+        return answer
 
     def app(self) -> Starlette:
         app = super().app()
@@ -95,7 +57,7 @@ class ModelServer(Fake):
         return JSONResponse({"text": [tokenizer.decode(ids, skip_special_tokens=skipped) for ids in body["tokens"]]})
 
     @torch.inference_mode()
-    def _sample(self, ids: Sequence[int], params: Any) -> tuple[int, float, list[list[float]]]:
+    def _sample(self, ids: Sequence[int], params: Any, adapter: str) -> tuple[int, float, list[list[float]]]:
         logits = self.model(torch.tensor([ids])).logits[0, -1].float()
         for token, bias in params.get("logit_bias", {}).items():
             logits[int(token)] += bias
@@ -109,8 +71,12 @@ class ModelServer(Fake):
         top = [[float(value), int(place), None] for value, place in zip(values, places, strict=True)]
         return token, float(logprobs[token]), top  # type: ignore[return-value]
 
+    def _score(self, ids: Sequence[int], adapter: str) -> list[float]:
+        logprobs = self._logprobs(ids)
+        return [float(row[token]) for row, token in zip(logprobs, ids[1:], strict=True)]
+
     @torch.inference_mode()
-    def _score(self, ids: Sequence[int]) -> torch.Tensor:
+    def _logprobs(self, ids: Sequence[int]) -> torch.Tensor:
         return self.model(torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)  # type: ignore[no-any-return]
 
     def _took(self, named: dict[str, torch.Tensor], body: Any) -> Any:

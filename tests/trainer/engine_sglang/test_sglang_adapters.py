@@ -148,12 +148,3 @@ async def test_server_that_takes_no_such_adapters_gets_merged_weights_or_is_refu
         reference = TrainerReference(adapters=AdapterPlan("adapters", SHAPE))
         with pytest.raises(EngineError, match=problem):
             await SGLangEngine(urls, TensorSync(), reference=reference).__aenter__()
-
-
-async def test_another_trainings_weights_below_the_adapters_end_the_run() -> None:
-    fake, trained = lora_fake(), weights(0)
-    async with adapted_engine(fake, trained=trained) as engine:
-        await publish(engine, trained, 1)
-        fake.version = "12"
-        with pytest.raises(EngineError, match="another training publishes to it"):
-            await publish(engine, trained, 2)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -39,15 +37,6 @@ async def test_requests_ask_for_ids_and_logprobs_of_sampled_ids_only() -> None:
     assert params["max_new_tokens"] == 4 and params["temperature"] == 0.5 and params["top_k"] == 7
     assert params["stop_token_ids"] == [3] and params["sampling_seed"] == 2**60
     assert body["rid"].startswith("0-0/t/1#")
-
-
-async def test_logprobs_are_those_of_the_temperature() -> None:
-    fake = Fake()
-    async with opened(fake) as engine:
-        written = await engine.generate(IDS, Sampling(max_tokens=30, temperature=2.0))
-    assert len(written.ids) == len(written.logprobs) == 30 and written.finish_reason == "length"
-    ours = reads({NAME: fake.weights[NAME] / 2.0})((IDS[-1], *written.ids))
-    assert written.logprobs == pytest.approx(ours, abs=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -97,23 +86,6 @@ async def test_turns_of_a_lost_server_move_and_it_returns_with_the_weights() -> 
         await wait_until(lambda: engine.replicas[0].up)
         assert engine.counters["servers_lost"] == engine.counters["restarts"] == 1
     assert first.weights[NAME].equal(weights(2)[NAME]) and first.version == "2"
-
-
-async def test_turns_wait_for_the_only_server() -> None:
-    fake, ended = Fake(), []
-    async with opened(fake, finds=reads(weights(1))) as engine, anyio.create_task_group() as tasks:
-        await engine.publish(weights(1), 1)
-        fake.break_down()
-
-        async def write(key: str) -> None:
-            ended.append(await engine.generate(IDS, Sampling(max_tokens=3), key=key))
-
-        for key in ("a", "b"):
-            tasks.start_soon(write, key)
-        await wait_until(lambda: not engine.replicas[0].up)
-        fake.start_anew()
-        await wait_until(lambda: len(ended) == 2)
-    assert [one.version for one in ended] == [1, 1] and fake.weights[NAME].equal(weights(1)[NAME])
 
 
 @pytest.mark.parametrize(
@@ -188,12 +160,6 @@ async def test_logprobs_of_another_temperature_are_refused() -> None:
         assert len((await engine.generate(IDS, Sampling(max_tokens=1))).ids) == 1
         with pytest.raises(EngineError, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
             await engine.generate(IDS, replace(Sampling(), temperature=0.7))
-
-
-def test_trainer_never_imports_sglang() -> None:
-    code = "import sys, trainer.engine.sglang.sglang_engine; print('sglang' in sys.modules, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["False", "True"]
 
 
 def test_non_finite_numbers_are_never_sent() -> None:

@@ -9,17 +9,15 @@ import anyio
 import pytest
 from starlette.responses import JSONResponse
 
-from tests.trainer.engine_sglang.engine_harness import opened, serving
+from tests.trainer.engine_sglang.engine_harness import opened, serving, start_turn
 from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, reads, weights
 from tests.waiting import wait_until
-from trainer.engine.base import Generation, Sampling
+from trainer.engine.base import Sampling
 from trainer.engine.sglang import health, replica
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 from trainer.engine.sglang.weight_sync.verify import TrainerReference
-
-EXTERNAL_RECOVERY_S = replica.EXTERNAL_RECOVERY_S
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +29,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_turns_of_a_hanging_server_are_generated_by_another() -> None:
     first, second = Fake(hold_at=1), Fake()
-    ended: list[Generation] = []
-
-    async def write() -> None:
-        ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
-
     async with opened(first, second) as engine, anyio.create_task_group() as tasks:
         await engine.publish(weights(1), 1)
-        tasks.start_soon(write)
+        ended = start_turn(tasks, engine, Sampling(max_tokens=4))
         await wait_until(lambda: first.writing)
         first.hung = True
         await wait_until(lambda: ended)
@@ -49,13 +42,9 @@ async def test_turns_of_a_hanging_server_are_generated_by_another() -> None:
 
 async def test_slow_server_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 2.0)
-    fake, ended = Fake(hold_at=1), []
-
-    async def write() -> None:
-        ended.append(await engine.generate(IDS, Sampling(max_tokens=4)))
-
+    fake = Fake(hold_at=1)
     async with opened(fake) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(write)
+        ended = start_turn(tasks, engine, Sampling(max_tokens=4))
         await wait_until(lambda: fake.writing)
         beats = fake.told["/server_info"]
         await wait_until(lambda: fake.told["/server_info"] >= beats + 20)

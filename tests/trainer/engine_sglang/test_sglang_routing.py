@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
 from itertools import cycle
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.engine.sglang.routing import MAX_EXTRA_REQUESTS, MAX_LOAD_RATIO, Routing
-
-Choose = Callable[[str, str, Sequence[int]], int]
-OPENING, TURN, TURNS = 100, 20, 4
 
 
 def test_siblings_share_a_replica_and_groups_are_spread() -> None:
@@ -54,41 +49,3 @@ def test_chosen_replica_is_available_and_not_overloaded(asks: list[tuple[int, in
         least = min(loads[place] for place in up)
         assert chosen in up
         assert loads[chosen] <= least + MAX_EXTRA_REQUESTS or loads[chosen] <= MAX_LOAD_RATIO * least
-
-
-def test_routing_prefills_a_tenth_of_round_robin_with_balanced_load() -> None:
-    routes = Routing()
-    ours, most = played(lambda key, group, loads: routes.choose(key, group, loads, [0, 1]))
-    turns = cycle([0, 1])
-    theirs, _ = played(lambda *_: next(turns))
-    assert ours >= 0.95 and 1 - ours <= 0.1 * (1 - theirs)
-    assert most <= 0.6
-
-
-def played(choose: Choose) -> tuple[float, float]:
-    """64 groups of 8, with as many open at once as in a run: cached of possible, and the busier replica's share."""
-    rollouts = [(group, index) for group in range(64) for index in range(8)]
-    loads, work, known = [0, 0], [0, 0], [set(), set()]  # type: ignore[var-annotated]
-    cached = possible = 0
-    read: dict[int, int] = {}
-    draw = random.Random(0)
-    waiting, active = list(rollouts), []
-    while waiting or active:
-        while waiting and len(active) < 48:
-            active.append((*waiting.pop(0), 0))
-        group, index, turn = active.pop(draw.randrange(len(active)))
-        chosen = choose(f"{group}/{index}", str(group), loads)
-        length = OPENING + TURN * turn
-        there = [at for one, other, at in known[chosen] if one == group and other in (index, -1)]
-        cached += min(max(there, default=0), length)
-        could = length - TURN if turn else OPENING if group in read else 0
-        possible += max(could, min(max(there, default=0), length))
-        read[group] = OPENING
-        known[chosen] |= {(group, -1, OPENING), (group, index, length)}
-        work[chosen] += 1
-        loads[chosen] += 1
-        if len(active) % 3 == 0:
-            loads = [max(0, load - 2) for load in loads]
-        if turn + 1 < TURNS:
-            active.append((group, index, turn + 1))
-    return cached / possible, max(work) / sum(work)

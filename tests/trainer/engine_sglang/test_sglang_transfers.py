@@ -101,7 +101,7 @@ async def test_process_group_sends_a_bucket_as_one_tensor(monkeypatch: pytest.Mo
         return whole(tensor, **more)
 
     monkeypatch.setattr(process_group.dist, "broadcast", count)
-    sent = {**weights(1), "odd": torch.arange(3).bfloat16(), "wide": torch.arange(3.0)}
+    sent = {**weights(1), "odd": torch.arange(3).bfloat16(), "turned": torch.randn(3, 2).t()}
     async with serving(fake) as urls, SGLangEngine(urls, ProcessGroupSync()) as engine:
         with anyio.fail_after(60):
             await engine.publish(sent, 1)

@@ -11,10 +11,10 @@ import torch
 from anyio.lowlevel import checkpoint
 from torch import Tensor
 
-from tests.trainer.engine_sglang.engine_harness import opened, serving
-from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, VOCABULARY, Fake, reads, weights
+from tests.trainer.engine_sglang.engine_harness import opened, serving, start_turn
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.waiting import wait_until
-from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang import replica as replicas
 from trainer.engine.sglang.http_client import ConnectionBroken
 from trainer.engine.sglang.sglang_engine import SGLangEngine
@@ -67,18 +67,13 @@ class Slow(TensorSync):
 @pytest.mark.parametrize("in_place", [False, True])
 async def test_turn_that_starts_during_a_publish_uses_the_new_weights(in_place: bool) -> None:
     fake, way = Fake(), Slow()
-    ended: list[Generation] = []
-
-    async def write() -> None:
-        ended.append(await engine.generate(IDS, Sampling(max_tokens=3)))
-
     async with serving(fake) as urls, SGLangEngine(urls, way, in_place=in_place) as engine:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(engine.publish, weights(1), 1)
                 await way.sent.wait()
                 asked = len(fake.bodies("/generate"))
-                tasks.start_soon(write)
+                ended = start_turn(tasks, engine, Sampling(max_tokens=3))
                 for _ in range(20):
                     await checkpoint()
                 assert len(fake.bodies("/generate")) == asked
@@ -87,36 +82,13 @@ async def test_turn_that_starts_during_a_publish_uses_the_new_weights(in_place: 
     assert fake.bodies("/generate")[-1]["extra_key"].endswith(" 1")
 
 
-async def test_resumed_turn_does_not_reuse_the_kv_cache_of_old_weights() -> None:
-    """An id that was taken back is drawn anew by another request, which says which weights it is for."""
-    fake, half = Fake(hold_at=2), tuple(range(0, VOCABULARY, 2))
-
-    def keys() -> list[str]:
-        return [body["extra_key"] for body in fake.bodies("/generate") if body.get("extra_key")]
-
-    async with opened(fake, in_place=True) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=60, banned_ids=half))
-        await wait_until(lambda: fake.held)
-        before = keys()
-        await engine.publish(weights(1), 3)
-        fake.hold_at = None
-        fake.released.set()
-    after = keys()[len(before) :]
-    assert all(key.endswith(" -1") for key in before) and after and all(key.endswith(" 3") for key in after)
-
-
 async def test_waiting_turns_continue_on_the_first_recovered_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "EXTERNAL_RECOVERY_S", 20.0)
     first, second = Fake(), Fake()
-    ended: list[Generation] = []
-
-    async def write() -> None:
-        ended.append(await engine.generate(IDS, Sampling(max_tokens=3)))
-
     async with opened(first, second) as engine, anyio.create_task_group() as tasks:
         first.break_down()
         second.break_down()
-        tasks.start_soon(write)
+        ended = start_turn(tasks, engine, Sampling(max_tokens=3))
         await wait_until(lambda: not any(replica.up for replica in engine.replicas))
         second.start_anew()
         await wait_until(lambda: ended)
@@ -126,11 +98,7 @@ async def test_waiting_turns_continue_on_the_first_recovered_server(monkeypatch:
 
 async def test_broken_connection_repeats_the_request_under_another_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server writes what it heard, is told to stop, and refuses to write again under the same name."""
-    fake, ended = Fake(hold_at=1), list[Generation]()
-
-    async def write() -> None:
-        ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
-
+    fake = Fake(hold_at=1)
     async with opened(fake) as engine, anyio.create_task_group() as tasks:
         client = engine.replicas[0].client
         post, broken = client.post, list[str]()
@@ -148,7 +116,7 @@ async def test_broken_connection_repeats_the_request_under_another_id(monkeypatc
 
         told = anyio.Event()
         monkeypatch.setattr(client, "post", breaks)
-        tasks.start_soon(write)
+        ended = start_turn(tasks, engine, Sampling(max_tokens=4))
         await wait_until(lambda: fake.writing == 2)
         assert told.is_set()
         fake.released.set()

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -24,11 +23,11 @@ from tests.trainer.engine_sglang.engine_harness import hosting
 from tests.trainer.engine_sglang.model_server import ModelServer
 from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.policy.test_logprobs import gemma2
-from tests.trainer.policy.tiny_policies import example_batch, model_gradient, plain_logprobs, tiny_model
+from tests.trainer.policy.tiny_policies import example_batch, model_gradient, tiny_model
 from tests.trainer.train.jobs import demo_model
 from tests.trainer.train.trainings import read_run_metrics, write_config
 from trainer.algorithms.settings import AlgorithmSettings, ReferenceSettings
-from trainer.algorithms.train_batch import TrainBatch, TrainSequence
+from trainer.algorithms.train_batch import TrainBatch
 from trainer.model import load_model
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.policy import Policy
@@ -40,7 +39,6 @@ from trainer.pretrained import load_tokenizer
 from trainer.template.tokenizer import FencedTokenizer
 from trainer.train.settings import TrainSettings
 
-STEPS, ROLLOUTS, WRITTEN = 40, 16, 6
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -57,43 +55,11 @@ def distilling(top_k: int = 0, **reference: Any) -> AlgorithmSettings:
     return AlgorithmSettings.model_validate({"kl": {"reference": {"timeout_s": 30, **reference}, "top_k": top_k}})
 
 
-@torch.no_grad()
-def sample_batch(model: PreTrainedModel, draw: Random) -> TrainBatch:
-    """Rollouts that the model writes, with a tool's answer between two turns; nothing is rewarded."""
-    rows = torch.tensor([[draw.randrange(50), draw.randrange(50)] for _ in range(ROLLOUTS)])
-    generator = torch.Generator().manual_seed(draw.randrange(2**31))
-    mask = [False, False]
-    for place in range(WRITTEN + 2):
-        is_tool = place in (3, 4)
-        chances = torch.full((ROLLOUTS, 50), 0.02) if is_tool else model(rows).logits[:, -1].softmax(-1)
-        rows = torch.cat([rows, torch.multinomial(chances, 1, generator=generator)], dim=1)
-        mask.append(not is_tool)
-    turns = [0 if own else -1 for own in mask]
-    sequences = []
-    for index, ids in enumerate(rows.tolist()):
-        logprobs = [value if own else 0.0 for value, own in zip(plain_logprobs(model, ids).tolist(), mask, strict=True)]
-        sequences.append(TrainSequence(f"{index}", index, ids, mask, logprobs, [float(own) for own in mask], turns))
-    names = tuple(sequence.name for sequence in sequences)
-    return TrainBatch(tuple(sequences), names, tuple(range(ROLLOUTS)), (0.0,) * ROLLOUTS, ((0.0,),) * ROLLOUTS)
-
-
 @contextmanager
 def serving(app: Starlette) -> Iterator[str]:
     """Serves from a thread of its own: the trainer's thread waits for the answers."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(hosting(app)) as url:
         yield url
-
-
-@pytest.mark.parametrize("top_k", [0, 8])
-def test_student_learns_from_a_teacher_without_any_reward(top_k: int, tmp_path: Path) -> None:
-    teacher, draw = make_teacher(tmp_path), Random(0)
-    student = Policy(tiny_model(), UpdateSettings(lr=1e-2))
-    updater = PolicyUpdater(student, distilling(top_k, model=str(teacher)), exact=True)
-    writer, kl = tiny_model(), []
-    for _ in range(STEPS):
-        writer.load_state_dict(student.weights)
-        kl.append(updater.train_step(sample_batch(writer, draw))["kl/reference"])
-    assert sum(kl[-5:]) < 0.7 * sum(kl[:5])
 
 
 def plain_kl(student: PreTrainedModel, teacher: PreTrainedModel, batch: TrainBatch, top_k: int) -> torch.Tensor:

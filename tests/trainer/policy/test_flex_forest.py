@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer import tiny_models
-from tests.trainer.policy.tiny_policies import plain_logprobs, policy_logprobs, tiny_model
+from tests.trainer.policy.tiny_policies import plain_logprobs, policy_logprobs
 from trainer.policy.flex_forest import BLOCK, SHORTEST, PreOrder, ladder_length
 from trainer.policy.policy import Policy
-from trainer.policy.prefix_forest import build_forest, forest_attention
+from trainer.policy.prefix_forest import build_forest
 from trainer.policy.settings import UpdateSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # as on a CPU
@@ -88,16 +88,6 @@ def test_blocks_that_are_skipped_hide_nothing_and_those_without_a_mask_show_ever
         )
 
 
-@given(rows=ROWS)
-@settings(max_examples=10, deadline=None)
-def test_the_one_kernel_and_the_blocks_give_the_same_values(rows: list[list[int]]) -> None:
-    policy = Policy(tiny_model("qwen3"), UpdateSettings())
-    with torch.no_grad():
-        blocks = policy_logprobs(policy, rows)
-        policy.logprob_reader.one_kernel = True
-        assert torch.allclose(policy_logprobs(policy, rows), blocks, atol=1e-5)
-
-
 @pytest.mark.parametrize("family", sorted(tiny_models.FAMILIES))
 def test_every_model_family_takes_the_one_kernel(family: str) -> None:
     model = tiny_models.FAMILIES[family]()
@@ -107,23 +97,6 @@ def test_every_model_family_takes_the_one_kernel(family: str) -> None:
         policy = Policy(model, UpdateSettings())
         policy.logprob_reader.one_kernel = True
         assert torch.allclose(policy_logprobs(policy, rows), expected, atol=1e-4)
-
-
-@given(rows=ROWS)
-@settings(max_examples=10, deadline=None)
-def test_gradients_through_its_mask_are_those_of_the_blocks(rows: list[list[int]]) -> None:
-    torch.manual_seed(0)
-    ids_T = torch.tensor([token for row in rows for token in row])
-    sequence_T = torch.tensor([number for number, row in enumerate(rows) for _ in row])
-    forest, order = build_forest(ids_T, sequence_T), make_order(rows)[0]
-    inputs = [torch.randn(1, 2, len(forest.ids_U), 8, requires_grad=True) for _ in range(3)]
-    output, _ = forest_attention(torch.nn.Module(), *inputs, forest=forest)
-    weight = torch.randn_like(output)
-    expected = torch.autograd.grad((output * weight).sum(), inputs)
-    placed = [tensor[:, :, order.node_L] for tensor in inputs]
-    masked = torch.nn.functional.scaled_dot_product_attention(*placed, attn_mask=dense(order))
-    found = torch.autograd.grad((masked[:, :, order.place_U].transpose(1, 2) * weight).sum(), inputs)
-    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True))
 
 
 def test_micro_batches_of_any_size_need_few_kernels() -> None:

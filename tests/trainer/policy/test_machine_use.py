@@ -41,3 +41,28 @@ async def test_gpus_are_looked_at_while_the_run_works(monkeypatch: pytest.Monkey
     assert (seen["machine/gpu/0"], seen["machine/gpu/1"]) == (0.5, 1.0)
     assert "machine/gpu_memory_gb/0" not in seen and seen["machine/gpu_memory_gb/1"] == 2.0
     assert all(describe_metric(name) for name in seen)
+
+
+def test_the_most_memory_of_each_phase_is_told_apart() -> None:
+    machine = MachineUse()
+    with machine.phase("update"):
+        torch.ones(2**25).sum()
+    with machine.phase("publishing"):
+        pass
+    with machine.phase("update"):
+        pass
+    metrics = machine.take_metrics()
+    apart = metrics["machine/peak_gb/update"] - metrics["machine/peak_gb/publishing"]
+    assert 0.9 < apart / (4 * 2**25 / 1e9) < 1.3, "one phase had these numbers, for a while"
+    assert describe_metric("machine/peak_gb/update") and not is_repeated("machine/peak_gb/update")
+    assert not {name for name in machine.take_metrics() if "peak" in name}
+
+
+def test_on_a_gpu_a_phase_takes_what_others_have_and_the_most_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {"mem_get_info": (1e9, 10e9), "memory_reserved": 5e9, "max_memory_allocated": 3e9}
+    for name, value in (calls | {"is_available": True, "reset_peak_memory_stats": None}).items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    machine = MachineUse()
+    with machine.phase("generating"):
+        pass
+    assert machine.take_metrics()["machine/peak_gb/generating"] == 10 - 1 - 5 + 3

@@ -45,6 +45,11 @@ def make_plan(folder: Path, available: int = GIB, kl: float = 0.0, **update: Any
     return plan_memory(settings, folder, available)
 
 
+def use_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_available", "is_bf16_supported"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+
+
 def part_size(plan: MemoryPlan, name: str) -> int:
     return sum(part.size for part in plan.parts if part.name.startswith(name))
 
@@ -146,8 +151,7 @@ def test_planned_length_of_the_engines_cache_is_that_to_which_it_grows(length: i
 
 
 def test_engine_on_cuda_is_planned_with_the_pages_that_it_takes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("is_available", "is_bf16_supported"):
-        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    use_cuda(monkeypatch)
     settings = TrainingSettings(model=folder, data="-", out=folder, engine="torch")
     plan = plan_memory(settings, folder, GIB)
     shape = KVShape(2, 2, 8, torch.bfloat16, torch.device("cpu"))
@@ -159,8 +163,7 @@ def test_engine_on_cuda_is_planned_with_the_pages_that_it_takes(folder: Path, mo
 def test_engine_on_cuda_that_computes_step_by_step_is_planned_with_the_cache_that_grows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    use_cuda(monkeypatch)
     options: dict[str, Any] = {"model": folder, "data": "-", "out": folder, "engine": "torch", "deterministic": True}
     plan = plan_memory(TrainingSettings(**options, limits={"rollout_tokens": 700}), folder, GIB)
     cache = KVCache(KVShape(2, 2, 8, torch.float32, torch.device("cpu")), slots=64)
@@ -170,8 +173,7 @@ def test_engine_on_cuda_that_computes_step_by_step_is_planned_with_the_cache_tha
 
 
 def test_cuda_graphs_keep_the_memory_of_sampling_beside_updates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    use_cuda(monkeypatch)
 
     def during(phase: Any, **options: Any) -> int:
         settings = TrainSettings(model=str(folder), data="-", engine="torch", out=folder, **options)
@@ -211,8 +213,7 @@ def test_offloaded_training_leaves_the_gpu_its_gathered_layers(folder: Path, mon
     weights = 4 * sum(value.numel() for value in tiny_model().parameters())
     beside = plan_memory(settings, folder, GIB)
     assert part_size(beside, "optimizer") == 2 * weights, "without a GPU, all is in the host's memory anyway"
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
+    use_cuda(monkeypatch)
     plan = plan_memory(settings, folder, GIB)
     assert part_size(plan, "optimizer") == part_size(plan, "gradients") == 0
     assert 0 < part_size(plan, "gathered layers") <= weights // 2 and "GiB of the host's memory" in str(plan)

@@ -160,17 +160,15 @@ def test_models_without_known_routers_and_other_models_are_refused(tmp_path: Pat
         RouterReplay(tiny_model())
     save_expert_model(tmp_path, "qwen3_moe")
     policy = Policy.load(tmp_path, UpdateSettings(), "cpu")
-    batch = pack([make_row([5, 6, 7], [0, 1, 2] * LAYERS * 3)])
-    inputs = batch.ids_T, batch.sequence_T, batch.mask_T
-    with pytest.raises(PolicyError, match="6 experts, and the trainer to 4"):
-        policy.logprob_reader.compute_batch_logprobs(
-            PackedTokens(*inputs), policy.logprob_reader.plan(*inputs, batch.experts_TX)
-        )
-    twice = pack([make_row([5, 6, 7], [0] * 3 * LAYERS * CHOSEN)])
-    with pytest.raises(PolicyError, match="an expert twice"):
-        policy.logprob_reader.compute_batch_logprobs(
-            PackedTokens(*inputs), policy.logprob_reader.plan(*inputs, twice.experts_TX)
-        )
+    for experts, problem in (
+        ([0, 1, 2] * LAYERS * 3, "6 experts, and the trainer to 4"),
+        ([0] * 3 * LAYERS * CHOSEN, "an expert twice"),
+    ):
+        batch = pack([make_row([5, 6, 7], experts)])
+        inputs = batch.ids_T, batch.sequence_T, batch.mask_T
+        plan = policy.logprob_reader.plan(*inputs, batch.experts_TX)
+        with pytest.raises(PolicyError, match=problem):
+            policy.logprob_reader.compute_batch_logprobs(PackedTokens(*inputs), plan)
 
 
 def test_expert_that_the_model_lacks_is_refused_before_the_pass(tmp_path: Path) -> None:

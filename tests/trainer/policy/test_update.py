@@ -12,11 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.algorithms.reference_loops import step_totals
 from tests.trainer.policy.tiny_policies import example_batch, model_gradient, tiny_model
 from trainer.algorithms.advantages import compute_token_advantages
-from trainer.algorithms.loss import compute_loss
-from trainer.algorithms.packing import Batch, NotFiniteError, pack
+from trainer.algorithms.packing import NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings, CreditSettings, KLSettings
 from trainer.algorithms.train_batch import TrainBatch
 from trainer.policy.logprobs import Logprobs, PackedTokens
@@ -94,51 +92,6 @@ def test_micro_batches_add_up_and_are_deterministic() -> None:
     whole, parts = compute_gradient(10_000), compute_gradient(24)
     assert torch.allclose(whole, parts, atol=1e-6) and not torch.equal(whole, torch.zeros_like(whole))
     assert torch.equal(parts, compute_gradient(24))
-
-
-def target_logprobs(policy: Policy, batch: Batch, targets_T: Tensor) -> Tensor:
-    """The logprob of each target, trained or not."""
-    hidden = policy.logprob_reader.compute_hidden_states(batch.ids_T, batch.sequence_T)
-    logits_TV = policy.model.get_output_embeddings()(hidden.states_UD[hidden.node_T.roll(1)])  # type: ignore[no-untyped-call]
-    return logits_TV.log_softmax(-1).gather(-1, targets_T[:, None])[:, 0]
-
-
-@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "cispo"])
-def test_tokens_of_other_authors_do_not_change_the_gradient(name: str) -> None:
-    algorithm = AlgorithmSettings(name=name, kl=KLSettings(coefficient=0.1))  # type: ignore[arg-type]
-    batch = pack(compute_token_advantages(example_batch(tiny_model()), algorithm).rows)
-    batch = replace(batch, ref_logprobs_T=batch.engine_logprobs_T - 0.1)
-    noise_T = torch.randn(len(batch.ids_T), generator=torch.Generator().manual_seed(1))
-
-    def add_noise(values_T: Tensor) -> Tensor:
-        return torch.where(batch.mask_T, values_T, values_T + noise_T)
-
-    def compute_gradient(batch: Batch, targets_T: Tensor) -> Tensor:
-        policy = Policy(tiny_model(), UpdateSettings())
-        compute_loss(target_logprobs(policy, batch, targets_T), batch, step_totals(batch), algorithm).value.backward()  # type: ignore[no-untyped-call]
-        return model_gradient(policy.model)
-
-    clean = compute_gradient(batch, batch.ids_T)
-    others = {
-        name: add_noise(getattr(batch, name))
-        for name in ("engine_logprobs_T", "old_logprobs_T", "advantages_T", "ref_logprobs_T")
-    }
-    targets_T = torch.where(batch.mask_T, batch.ids_T, (batch.ids_T + 7) % 50)
-    assert not torch.equal(targets_T, batch.ids_T) and float(clean.abs().max()) > 0
-    assert torch.equal(clean, compute_gradient(replace(batch, **others), targets_T))
-    policy_targets_T = torch.where(batch.mask_T, (batch.ids_T + 7) % 50, batch.ids_T)
-    assert not torch.equal(clean, compute_gradient(batch, policy_targets_T))
-
-
-def test_updater_computes_the_gradient_of_the_loss() -> None:
-    train_batch = example_batch(tiny_model())
-    policy, other = Policy(tiny_model(), UpdateSettings()), Policy(tiny_model(), UpdateSettings())
-    policy.step = lambda: {}  # type: ignore[method-assign]
-    PolicyUpdater(policy, GRPO, exact=True).train_step(train_batch)
-    advantages = compute_token_advantages(train_batch, GRPO)
-    batch = pack(advantages.rows)
-    compute_loss(target_logprobs(other, batch, batch.ids_T), batch, advantages.totals, GRPO).value.backward()  # type: ignore[no-untyped-call]
-    assert torch.allclose(model_gradient(policy.model), model_gradient(other.model), atol=1e-5)
 
 
 def test_several_optimizer_steps_skip_the_pass_if_the_engine_is_exact() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,3 @@ async def score_group(
     folder: Path | None, rollouts: list[Rollout], task: Task = TASK, **components: Any
 ) -> ScoredGroup:
     return await Scorer(reward_settings(**components), folder, CharacterDecoder()).score(task, rollouts)
-
-
-Write = Callable[[str], Path]

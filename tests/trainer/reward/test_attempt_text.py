@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.native.base import ToolResponse
-from mtrl_plugins.swift.orm import reward_arguments
 from mtrl_plugins.verl.reward_function import score_arguments
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns, make_gateway, make_tasks, render_calls
@@ -70,15 +69,6 @@ async def test_verl_functions_see_the_whole_response_with_calls_and_tool_text() 
     ids, mask = attempt.response_ids
     own = [id for id, is_own in zip(ids, mask, strict=True) if is_own]
     assert own == [id for turn in attempt.turns for id in turn.ids]
-
-
-async def test_ms_swift_functions_see_turns_as_written_beside_their_calls() -> None:
-    attempt = await run_turns(*TURNS)
-    arguments = reward_arguments([attempt])
-    assert arguments["completions"] == [TURNS[1]]
-    first, tool, last = arguments["messages"][0][-3:]
-    assert (first["content"], tool["role"], last["content"]) == (TURNS[0], "tool", TURNS[1])
-    assert first["tool_calls"][0]["function"]["name"] == "add"
 
 
 async def test_tool_rewards_tell_a_reward_of_zero_from_none() -> None:

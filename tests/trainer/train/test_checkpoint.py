@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, whatever happens while they are written."""
+"""Checkpoints: complete or absent, whatever happens while they are written; the best by its evaluation is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from threading import Event
 
 import pytest
 
-from trainer.train.checkpoint import STATE_FILE, CheckpointError, Checkpoints, unfinished_name
+from trainer.train.checkpoint import (
+    BEST_FILE,
+    STATE_FILE,
+    BestCheckpoint,
+    CheckpointError,
+    Checkpoints,
+    measured_value,
+    unfinished_name,
+)
 from trainer.train.evaluate import SuccessRate
 
 
@@ -26,11 +34,6 @@ def save_steps(run: Path, *steps: int, keep: int = 2) -> Checkpoints:
     for step in steps:
         checkpoints.save(step, {"position": step}, write_files)
     return checkpoints
-
-
-def test_only_the_latest_checkpoints_are_kept(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 2, 3, 4, keep=3)
-    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["000002", "000003", "000004"]
 
 
 @pytest.mark.parametrize(
@@ -72,22 +75,12 @@ def test_full_disk_keeps_the_previous_checkpoint_and_gives_a_remedy(tmp_path: Pa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     checkpoints = save_steps(tmp_path, 1)
+    (tmp_path / "checkpoints" / unfinished_name(2)).mkdir()  # As a process that was killed leaves it.
     with pytest.raises(CheckpointError, match=r"step 2 cannot be written \(No space left on device\); that of step 1"):
         checkpoints.save(2, {}, full)
     found = checkpoints.find_latest()
     assert found is not None and found.step == 1
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]
-
-
-def test_half_written_checkpoint_is_ignored(tmp_path: Path) -> None:
-    checkpoints = save_steps(tmp_path, 1)
-    beside = tmp_path / "checkpoints" / unfinished_name(2)
-    beside.mkdir()
-    (beside / "model.bin").write_text("hal")
-    found = checkpoints.find_latest()
-    assert found is not None and found.step == 1
-    checkpoints.save(2, {}, write_files)
-    assert not beside.exists()
 
 
 def test_no_checkpoint_is_written_under_a_name_that_another_had(tmp_path: Path) -> None:
@@ -180,3 +173,35 @@ def test_failure_in_the_background_is_raised_once_and_leaves_the_previous_checkp
         checkpoints.wait()
     checkpoints.wait()
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]
+
+
+def test_the_best_checkpoint_outlives_the_latest_ones(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(1, 7):
+        checkpoints.save(step, {}, lambda folder: None)
+        checkpoints.best_step = 2 if step >= 2 else None
+    assert [folder.name for folder in sorted((tmp_path / "checkpoints").iterdir())] == ["000002", "000005", "000006"]
+    latest = checkpoints.find_latest()
+    assert latest and latest.step == 6
+
+
+def test_only_a_better_evaluation_makes_a_checkpoint_the_best(tmp_path: Path) -> None:
+    best = BestCheckpoint(tmp_path)
+    assert best.is_improved_by(0.0) and not best.is_improved_by(None)
+    best.record(0, 0.4)
+    assert not best.is_improved_by(0.4) and best.is_improved_by(0.5)
+    best.record(10, 0.5)
+    assert BestCheckpoint(tmp_path, step=20).step == 10
+
+
+def test_an_evaluation_that_an_outage_cut_down_is_not_compared() -> None:
+    assert measured_value({"eval/greedy": 1.0, "eval/tasks": 3.0, "eval/lost": 13.0}) is None
+    assert measured_value({"eval/greedy": 0.5, "eval/tasks": 15.0, "eval/lost": 1.0}) == 0.5
+    assert measured_value({"eval/tasks": 0.0, "eval/lost": 16.0}) is None and measured_value({}) is None
+
+
+def test_a_run_that_goes_back_before_its_best_step_finds_the_best_again(tmp_path: Path) -> None:
+    BestCheckpoint(tmp_path).record(10, 0.9)
+    assert BestCheckpoint(tmp_path, step=7).is_improved_by(0.1)
+    (tmp_path / BEST_FILE).write_text("{")
+    assert BestCheckpoint(tmp_path, step=20).is_improved_by(0.1), "a damaged file costs only the memory of the best"

@@ -1,27 +1,26 @@
-"""The shipped run files, on small stand-ins of their models and data."""
+"""The shipped run files on small stand-ins of their models and data, and the JSON Schema that editors check them by."""
 
 from __future__ import annotations
 
-import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 import yaml
-from rich.console import Console
 
 from mtrl_plugins.environments.host_process import stop_hosts
 from tests.plugins.environments.environment_runs import GYM_PYTHON, STAND_IN
 from tests.plugins.verifiers.verifiers_runs import add_to_path
 from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.train.jobs import ROOT
-from tests.trainer.train.trainings import Run
+from tests.trainer.train.trainings import Run, string_console
 from trainer.cli.options import find_jobs
 from trainer.cli.run_file import find_run_file, load_settings
 from trainer.storage.rollout_file import Rollouts
+from trainer.train import run_schema
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 
@@ -42,8 +41,9 @@ def test_help_lists_every_shipped_job(run: Run) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(find_jobs().values()), ids=lambda file: file.stem)
-def test_shipped_jobs_have_valid_settings(file: Path) -> None:
+def test_shipped_jobs_have_valid_settings_and_match_the_schema(file: Path) -> None:
     TrainSettings.model_validate(load_run_file(file.stem))
+    VALIDATOR.validate(load_run_file(file.stem))
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "gsm8k_feedback"])
@@ -57,7 +57,7 @@ async def test_gsm8k_job_trains_a_stand_in_of_the_same_architecture(
     values["evaluation"] |= {"data": str(tmp_path / "rows.jsonl"), "rows": 2}
     values["limits"] |= {"turn_tokens": 16}
     settings = TrainSettings.model_validate(values)
-    await train(settings, tmp_path / "run", Console(file=io.StringIO()))
+    await train(settings, tmp_path / "run", string_console())
     rollouts = list(Rollouts(tmp_path / "run"))
     assert len(rollouts) == 4 and all("answer" in rollout.rewards for rollout in rollouts)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
@@ -80,7 +80,7 @@ async def test_job_of_a_game_trains_on_gymnasium_or_a_stand_in_of_textarena(
     changes += (*small, "evaluation.every=0", "evaluation.after=false")
     settings = load_settings(TrainSettings, find_run_file(name), {}, overrides=changes)
     try:
-        await train(settings, tmp_path / "run", Console(file=io.StringIO()))
+        await train(settings, tmp_path / "run", string_console())
     finally:
         stop_hosts()
     rollouts = list(Rollouts(tmp_path / "run"))
@@ -88,18 +88,19 @@ async def test_job_of_a_game_trains_on_gymnasium_or_a_stand_in_of_textarena(
     assert {rollout.infos["environment"]["seed"] for rollout in rollouts} < {*range(1400)}
 
 
-def test_maps_of_the_lake_are_gymnasiums_and_none_is_both_trained_on_and_held_out() -> None:
-    folder = find_run_file("lake").parents[1] / "lake"
-    train_rows, held_out = (
-        [json.loads(line)["environment"] for line in (folder / name).read_text().splitlines()]
-        for name in ("tasks.jsonl", "tasks.held_out.jsonl")
+SCHEMA = json.loads(run_schema.schema_text())
+VALIDATOR = jsonschema_rs.validator_for(SCHEMA)
+
+
+def test_shipped_schema_matches_the_settings() -> None:
+    assert run_schema.RUN_SCHEMA.read_text() == run_schema.schema_text(), (
+        "run `python -m trainer.train.run_schema --write`"
     )
-    seeds = [row["seed"] for row in (*train_rows, *held_out)]
-    maps = [row["options"]["args"]["desc"] for row in (*train_rows, *held_out)]
-    code = "import gymnasium.envs.toy_text.frozen_lake as lake, json, sys\n"
-    code += "print(json.dumps([lake.generate_random_map(4, 0.8, seed) for seed in json.load(sys.stdin)]))"
-    drawn = subprocess.run(
-        [GYM_PYTHON, "-c", code], input=json.dumps(seeds), capture_output=True, text=True, timeout=60
-    )
-    assert json.loads(drawn.stdout) == maps
-    assert len({*map(tuple, maps)}) == len(maps) == 600
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"stepz": 1}, {"update": {"learning_rate": 1}}, {"mode": "sync"}, {"prompts": 0}, {"objects": ["x"]}],
+)
+def test_schema_refuses_what_a_run_would(content: dict[str, Any]) -> None:
+    assert not VALIDATOR.is_valid(content)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from math import fsum
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.trainer.train.jobs import SMALL, small_job
-from tests.trainer.train.trainings import read_metrics_without_times
+from tests.trainer.train.trainings import read_metrics_without_times, string_console
 from trainer.storage.rollout_file import Rollouts
 from trainer.train.replay_step import replay_step
 from trainer.train.settings import TrainSettings
@@ -123,9 +121,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "update": {"gradient_checkpointing": True},
     },
     "stages": {"curriculum": {"stages": [{"tools": ["look_up"], "until": {"step": 1}}, {"interaction": "judge"}]}},
-    "success": {
-        "curriculum": {"stages": [{"until": {"success": 0.01}}, {"tools": ["look_up"], "interaction": "judge"}]}
-    },
 }
 
 
@@ -154,7 +149,7 @@ async def test_a_step_resumes_bit_identically_and_is_replayed(
     way: str, place: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     monkeypatch.chdir(place)
-    console, run, settings = Console(file=io.StringIO(), width=200), place / way, make_job(place, way)
+    console, run, settings = string_console(), place / way, make_job(place, way)
     await train(settings, run, console)
     whole, written = read_metrics_without_times(run), rollout_contents(run)
     assert len(whole) == 2 and any(line.get("update/grad_norm") for line in whole), whole

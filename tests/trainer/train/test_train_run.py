@@ -1,53 +1,33 @@
-"""A whole short run: its files, its determinism, and resuming it."""
+"""A whole short run: its files, its losses and their determinism, evaluations, and resuming it."""
 
 from __future__ import annotations
 
-import io
+import json
+import random
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 
+from mtrl_plugins.demo.facts.facts_demo import build_model
 from tests.metrics_page import describe_metric
 from tests.trainer.algorithms.scored_groups import outcomes
 from tests.trainer.train.jobs import SMALL, small_job
-from tests.trainer.train.trainings import read_metrics_without_times
+from tests.trainer.train.trainings import read_metrics_without_times, string_console, write_tools
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_metrics
-from trainer.storage.run_status import RunStatus, read_status
 from trainer.train.evaluate import Evaluation, compare_run, evaluate_model
 from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
 from trainer.view.task_outcomes import compare_runs
 
 
-def string_console() -> Console:
-    return Console(file=io.StringIO(), width=200)
-
-
-class StatusReader(io.StringIO):
-    """Reads the run's status whenever a line is printed."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder, self.statuses = folder, list[RunStatus | None]()
-
-    def write(self, text: str) -> int:
-        found = read_status(self.folder)
-        self.statuses.append(found[0] if found else None)
-        return super().write(text)
-
-
 @pytest.fixture(scope="module")
-async def watched_run(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> StatusReader:
-    reader = StatusReader(tmp_path_factory.mktemp("runs") / "whole")
-    await train(small_job(), reader.folder, Console(file=reader, width=200))
-    return reader
-
-
-@pytest.fixture(scope="module")
-def run(watched_run: StatusReader) -> Path:
-    return watched_run.folder
+async def run(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    await train(small_job(), folder, string_console())
+    return folder
 
 
 def test_time_of_reward_functions_and_mix_of_kinds_are_metrics(run: Path) -> None:
@@ -138,3 +118,63 @@ async def test_untrained_weights_are_evaluated_also_by_an_engine_that_shares_the
     (before, after), shared = logprobs[:2], logprobs[2:]
     assert shared == [pytest.approx(before, abs=1e-4), pytest.approx(after, abs=1e-4)]
     assert before != pytest.approx(after, abs=1e-4)
+
+
+LUCK = """
+import random
+import numpy
+import torch
+
+def luck(attempt):
+    return random.randrange(1000) + numpy.random.randint(1000) + int(torch.randint(1000, ()))
+"""
+
+
+async def test_random_reward_is_the_same_after_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """It is measured and rewards nothing: which rollout has which number is up to who comes first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(LUCK)
+    write_tools(tmp_path)
+    rewards = {"outcome": {"function": "outcome"}, "luck": {"function": "own.py:luck", "weight": 0}}
+    settings = small_job(
+        tools="tools", demo={"kinds": ["fact"]}, steps=3, evaluation={"every": 0}, reward={"components": rewards}
+    )
+    run, console = tmp_path / "run", string_console()
+    await train(settings, run, console)
+
+    def luck() -> list[float]:
+        return [json.loads(line)["reward/luck"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    whole = luck()
+    assert len({*whole}) == 3
+    shutil.rmtree(run / "checkpoints/000003")
+    random.seed(0)
+    await train(settings, run, console, resume=True)
+    assert luck() == whole
+
+
+REFERENCE_JOB: dict[str, Any] = {
+    "steps": 8,
+    "n": 8,
+    "record": False,
+    "reward": {"components": {"sevenths": {"function": f"{Path(__file__).parent}/sevenths.py:sevenths"}}},
+    "limits": SMALL["limits"] | {"turn_tokens": 16},
+    "update": {"lr": 1e-2, "warmup_steps": 1, "lr_scheduler": "linear", "decay_steps": 8, "epochs": 2},
+    "evaluation": {"every": 0},
+}
+LOSSES = [-0.0635213, 0.0022859, -0.0620649, -0.0224107, -0.0050541, -0.0055789, -0.0162345, -0.0510751]
+ENTROPY, GRAD_NORM = 6.1260, 0.36153
+"""After the last step."""
+
+
+async def test_losses_of_a_short_run_are_the_known_ones_and_it_learns(tmp_path: Path, one_thread: None) -> None:
+    model = build_model(tmp_path / "model")
+    await train(small_job(**REFERENCE_JOB, model=str(model)), tmp_path / "run", string_console())
+    steps = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [step["loss"] for step in steps] == pytest.approx(LOSSES, rel=1e-4, abs=1e-6)
+    assert steps[-1]["entropy"] == pytest.approx(ENTROPY, rel=1e-4)
+    assert steps[-1]["update/grad_norm"] == pytest.approx(GRAD_NORM, rel=1e-4)
+    rewards = [step["reward/mean"] for step in steps]
+    assert sum(rewards[-3:]) > 1.3 * sum(rewards[:3])

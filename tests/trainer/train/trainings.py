@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from itertools import count
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.metrics_page import is_repeated
@@ -31,10 +33,20 @@ NATIVE = {
 """Facts need no server, and none has to be started for each of these tests."""
 
 
-def write_config(**changes: Any) -> str:
-    Path("tools").mkdir(exist_ok=True)
+def write_tools(folder: Path) -> str:
+    """The folder of the native tools."""
+    (folder / "tools").mkdir(exist_ok=True)
     for file, text in NATIVE.items():
-        Path(file).write_text(text)
+        (folder / file).write_text(text)
+    return str(folder / "tools")
+
+
+def string_console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def write_config(**changes: Any) -> str:
+    write_tools(Path())
     Path("run.yaml").write_text(json.dumps({**TINY, "model": str(demo_model()), **changes}))
     return "run.yaml"
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import anyio
 import pytest
-import torch
 
 from gateway.types import Image
 from tests.trainer.vision.vision_models import engine_of, loaded, logprobs, picture
@@ -123,24 +121,3 @@ async def test_images_and_placeholders_must_match(sees: Path, places: int, image
     ids = prompt(eyes_of(sees), places)
     with pytest.raises(EngineError, match=f"{images} images for ids with {places} placeholders"):
         await write(sees, ids, [picture(number) for number in range(images)])
-
-
-async def test_image_ids_are_never_sampled(sees: Path) -> None:
-    """However likely they are."""
-    eyes = eyes_of(sees)
-    barred = eyes.family.banned_ids
-    weights = {name: value.clone() for name, value in loaded(sees).state_dict().items()}
-    embed = "model.language_model.embed_tokens.weight"
-    weights[embed][list(barred)] = weights[embed].mean(0) + 3 * torch.randn(len(barred), weights[embed].shape[1])
-    weights["lm_head.weight"] = weights[embed]
-    with anyio.fail_after(60):
-        async with engine_of(sees) as engine:
-            await engine.publish(weights, 1)
-            ids = prompt(eyes, 1)
-            free = [
-                await engine.generate(ids, Sampling(max_tokens=40, seed=seed), images=[picture()]) for seed in range(4)
-            ]
-            kept = Sampling(max_tokens=40, banned_ids=barred)
-            held = [await engine.generate(ids, replace(kept, seed=seed), images=[picture()]) for seed in range(4)]
-    assert any(token in barred for written in free for token in written.ids)
-    assert not any(token in barred for written in held for token in written.ids)

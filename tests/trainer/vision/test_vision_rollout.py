@@ -6,6 +6,9 @@ from pathlib import Path
 
 import torch
 
+from gateway.media.media_filter import REFUSED_METRIC
+from gateway.types import Image, Text
+from tests.sample_images import decompression_bomb
 from tests.trainer.policy_scripts import encode_turns, render_calls
 from tests.trainer.vision.vision_models import picture
 from tests.trainer.vision.vision_rollouts import lesson_of, play
@@ -17,7 +20,7 @@ from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
 from trainer.rollout.rollout import StopReason
-from trainer.rollout.steppers import ToolsAndFeedback
+from trainer.rollout.steppers import CALLS_INFO, ToolsAndFeedback
 from trainer.template import Template
 from trainer.train.collect import StepRollouts
 
@@ -40,15 +43,18 @@ async def test_policy_reads_tool_images_and_trains_on_them(kind: Path) -> None:
     assert any("visual" in name for name in moved) and any("language_model" in name for name in moved)
 
 
-async def test_ledger_has_the_image_ids_that_the_engine_read(sees: Path) -> None:
-    template = Template.load(sees)
-    assert template.image_processor is not None
-    [rollout] = await play(sees, PICTURES, template=template)
-    ledger, image = rollout.ledger, template.image_processor.family.image_id
-    begin, end = (template.tokenizer.control_ids[f"<|vision_{side}|>"] for side in ("start", "end"))
-    assert [ledger.ids[place.start - 1 : place.stop + 1] for place in ledger.media_spans] == [(begin, image, end)] * 2
-    assert [place.stop - place.start for place in ledger.expanded.media_spans] == [4, 3]
-    assert not any(image in turn.ids for turn in ledger.turns)
+async def test_hostile_image_is_replaced_by_a_message_and_the_rollout_trains(sees: Path) -> None:
+    rollouts = await play(sees, [PICTURES[0], Image(decompression_bomb())], n=2)
+    for rollout in rollouts:
+        assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
+        seen, refused = (entry for entry in rollout.ledger if entry.author is Author.TOOL)
+        (told,) = (part.text for part in refused.parts if isinstance(part, Text) and "left out" in part.text)
+        assert told in str(refused.messages) and (len(seen.spans), len(refused.spans)) == (1, 0)
+        assert (
+            refused.info[CALLS_INFO][0]["metrics"] == {REFUSED_METRIC: 1} and "metrics" not in seen.info[CALLS_INFO][0]
+        )
+    policy = Policy.load(sees, UpdateSettings())
+    assert PolicyUpdater(policy, GRPO, exact=True).train_step(lesson_of(rollouts, GRPO))["mismatch/max"] < 1e-5
 
 
 async def test_tool_images_are_rendered_as_the_template_renders_them(sees: Path) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForImageTextToText
 
 from tests.trainer.algorithms.reference_loops import step_totals
 from tests.trainer.policy.tiny_policies import model_gradient
-from tests.trainer.vision.vision_models import picture
+from tests.trainer.vision.vision_models import loaded, picture
 from tests.trainer.vision.vision_rollouts import lesson_of, play
 from tests.trainer.vision.vision_sequences import looked
 from trainer.algorithms.loss import compute_loss
@@ -26,6 +27,8 @@ from trainer.policy.memory_plan import plan_memory, vision_bytes_per_token
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater, trained_tokens
+from trainer.template import Template
+from trainer.train.job import Job
 from trainer.train.settings import TrainSettings
 from trainer.vision.image_processor import ImageProcessor
 
@@ -83,6 +86,7 @@ def test_packed_rows_have_the_gradient_of_single_rows(kind: Path) -> None:
     eyes = ImageProcessor.load(kind)
     assert eyes is not None
     batch = batch_of(eyes)
+    assert [one.data for one in batch.images] == [ONE.data, TWO.data]
     found: list[Tensor] = []
     for alone in (False, True):
         policy = policy_of(kind)
@@ -154,3 +158,14 @@ def test_memory_plan_estimates_image_activations(kind: Path) -> None:
     assert "in the vision encoder" not in str(
         plan_memory(settings.model_copy(update={"update": UpdateSettings(freeze_vision=True)}), kind)
     )
+
+
+def test_saved_policy_loads_with_its_image_processor(sees: Path, tmp_path: Path) -> None:
+    class Saved:
+        model = sees
+
+    loaded(sees).save_pretrained(tmp_path)
+    Job.copy_tokenizer_files(Saved, tmp_path)  # type: ignore[arg-type]
+    assert AutoModelForImageTextToText.from_pretrained(tmp_path).num_parameters() == loaded(sees).num_parameters()
+    template = Template.load(tmp_path)
+    assert template.image_processor is not None and template.image_processor.prepare(picture(2, 24, 8)).token_count == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,21 +45,18 @@ class Looking(ToolsAndFeedback):
 
 async def play(
     folder: Path,
-    shown: Sequence[Image] | Callable[..., Awaitable[ToolResult]],
+    shown: Sequence[Image],
     *,
     n: int = 1,
     looks: int = 2,
-    task: Task = LOOKS,
     template: Template | None = None,
     engine: Engine | None = None,
-    room: int = 4000,
     stepper: Stepper | None = None,
 ) -> list[Rollout]:
-    """Each look shows the next picture, between words; or what a tool called `look` says."""
+    """Each look shows the next picture, between words."""
 
     async def look(number: int) -> ToolResult:
         """Shows a picture."""
-        assert isinstance(shown, Sequence)
         return ToolResult((Text("Here:"), shown[number % len(shown)], Text("seen.")))
 
     template = template or Template.load(folder)
@@ -67,12 +64,12 @@ async def play(
     sampling = Sampling(stop_ids=EVEN if isinstance(stepper, Looking) else ())
     found: list[Rollout] = []
     with anyio.fail_after(60):
-        async with make_gateway(shown if callable(shown) else look) as gateway, engine or engine_of(folder) as opened:
-            limits = RolloutLimits(rollout_tokens=room, turn_tokens=200, assistant_turns=20)
+        async with make_gateway(look) as gateway, engine or engine_of(folder) as opened:
+            limits = RolloutLimits(rollout_tokens=4000, turn_tokens=200, assistant_turns=20)
             player = RolloutRunner(opened, template, gateway, limits, sampling, stepper)
 
             async def one(index: int) -> None:
-                found.append(await player.run(task, group="0-0-0", index=index))
+                found.append(await player.run(LOOKS, group="0-0-0", index=index))
 
             async with anyio.create_task_group() as tasks:
                 for index in range(n):

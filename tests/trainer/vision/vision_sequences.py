@@ -11,11 +11,7 @@ from trainer.ledger import Author, Entry, Ledger
 from trainer.vision.image_processor import ImageProcessor
 
 
-def told(eyes: ImageProcessor, count: int, seed: int = 0) -> tuple[int, ...]:
-    return ledger_of(eyes, [Image(bytes([number])) for number in range(count)], seed, look=False).ids
-
-
-def ledger_of(eyes: ImageProcessor, images: Sequence[Image], seed: int = 0, look: bool = True) -> Ledger:
+def ledger_of(eyes: ImageProcessor, images: Sequence[Image], seed: int = 0) -> Ledger:
     """A task, then a turn and a picture for each, then a last turn."""
     draw = Random(seed)
     image, _, begin, end = eyes.family.banned_ids
@@ -28,7 +24,7 @@ def ledger_of(eyes: ImageProcessor, images: Sequence[Image], seed: int = 0, look
 
     ledger = Ledger((Entry(Author.TASK, words(5)),)) + wrote(3)
     for one in images:
-        widths = (eyes.prepare(one).token_count,) if look else ()
+        widths = (eyes.prepare(one).token_count,)
         ids = (*words(1), begin, image, end, *words(1))
         ledger += Entry(Author.TOOL, ids, parts=(one,), spans=((2, 3),), widths=widths)
         ledger += wrote(3)

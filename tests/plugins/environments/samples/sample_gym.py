@@ -50,9 +50,6 @@ class Echo(gymnasium.Env):
             os._exit(3)
         if self.trouble == "hang":
             threading.Event().wait()
-        if self.trouble in ("child", "session"):
-            child = subprocess.Popen(["sleep", "600"], start_new_session=self.trouble == "session")
-            return str(child.pid), 0.0, False, False, {}
         if self.trouble == "print":
             sys.stdout.write('{"id": 2, "ok": {}}\n')
             sys.stdout.flush()

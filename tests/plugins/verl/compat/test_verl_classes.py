@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from gateway.config.load_object import load_object
-from gateway.errors import ConfigError, ConfigErrors
+from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.types import Outcome, Task, ToolCall
 from tests.conftest import Write
@@ -216,22 +216,6 @@ def test_an_mcp_tool_class_with_execute_is_refused(write: Write) -> None:
         Gateway.load(folder, None)
 
 
-def test_an_error_in_a_users_class_is_reported_with_file_and_line(write: Write) -> None:
-    theirs = """
-    from verl.tools.base_tool import BaseTool
-    class Newer(BaseTool):
-        def __init__(self, config, tool_schema):
-            super().__init__(config, tool_schema)
-            self.url = config["url"]
-    Older = Newer
-    """
-    folder = write_files(write, all_yaml=TOOLS)
-    file = write("conf/theirs.py", theirs)
-    with pytest.raises(ConfigErrors) as caught:
-        Gateway.load(folder, None)
-    assert f"tools[0]: creating the tool failed: KeyError: 'url' ({file}:6)" in str(caught.value)
-
-
 async def test_an_error_in_a_turn_is_reported_with_file_and_line(write: Write) -> None:
     theirs = INTERACTION_CLASSES.replace('kwargs["ground_truth"]', 'kwargs["truth"]')
     folder = write_files(write, all_yaml=INTERACTIONS, theirs_py=theirs)
@@ -249,3 +233,69 @@ async def test_a_tools_exception_is_reported_to_the_operator_with_file_and_line(
             result = await session.call(ToolCall("1", "older", '{"answer": "b"}'))
     assert result.text == "Error: KeyError: 'anwser'", "the policy does not get the line"
     assert f"{folder / 'theirs.py'}:" in str(result.reason)
+
+
+DATA_TOOLS = """
+tools:
+  - {class_name: theirs.Keeps, tool_schema: {type: function, function: {name: keeps}}}
+  - {class_name: theirs.Finds, tool_schema: {type: function, function: {name: finds}}}
+  - {class_name: theirs.Looks, tool_schema: {type: function, function: {name: looks}}}
+  - {class_name: theirs.Early, tool_schema: {type: function, function: {name: early}}}
+"""
+DATA_CLASSES = """
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+
+class Keeps(BaseTool):
+    async def execute(self, instance_id, parameters, agent_data, **kwargs):
+        agent_data.extra_fields.setdefault("calls", []).append(self.name)
+        agent_data.last = self.name
+        return ToolResponse(text=agent_data.request_id), 0.0, {}
+
+class Finds(BaseTool):
+    def execute(self, instance_id, parameters, **kwargs):
+        data = kwargs["agent_data"]
+        return f"{data.request_id} {data.extra_fields} {data.last} {data.tools_kwargs} {data.interaction_kwargs}"
+
+class Looks(BaseTool):
+    async def execute(self, instance_id, parameters, agent_data):
+        return agent_data.messages[0]["content"]
+
+class Early(BaseTool):
+    async def execute(self, instance_id, parameters):
+        return "as until 0.6"
+"""
+
+
+@pytest.fixture
+def data_folder(write: Write) -> Path:
+    write("conf/tools.yaml", DATA_TOOLS)
+    return write("conf/theirs.py", DATA_CLASSES).parent
+
+
+async def call_tools(data_folder: Path, task: Task, *names: str) -> list[str]:
+    """The answers of tools, called one after the other in one rollout."""
+    with anyio.fail_after(60):
+        async with Gateway.load(data_folder, None) as gateway, gateway.open(task) as session:
+            return [(await session.call(ToolCall("1", name, "{}"))).text for name in names]
+
+
+async def test_the_tools_of_a_rollout_share_agent_data(data_folder: Path) -> None:
+    task = Task(create={"keeps": {"place": "here"}}, feedback_args={"query": "?"})
+    first, second, third = await call_tools(data_folder, task, "keeps", "keeps", "finds")
+    rows = {"keeps": {"create_kwargs": {"place": "here"}}}, {"query": "?"}
+    assert first == second
+    assert third == f"{first} {{'calls': ['keeps', 'keeps']}} keeps {rows[0]} {rows[1]}"
+    assert await call_tools(data_folder, task, "keeps") != [first], "another rollout has its own"
+
+
+async def test_a_class_without_the_parameter_is_called_without_it(data_folder: Path) -> None:
+    assert await call_tools(data_folder, Task(), "early") == ["as until 0.6"]
+
+
+async def test_an_unknown_attribute_is_refused_with_the_known_ones(data_folder: Path) -> None:
+    with anyio.fail_after(60):
+        async with Gateway.load(data_folder, None) as gateway, gateway.open() as session:
+            result = await session.call(ToolCall("1", "looks", "{}"))
+    assert "agent_data has no 'messages', as the gateway does not see the chat; it has request_id, " in result.text
+    assert f"{data_folder / 'theirs.py'}:" in str(result.reason)

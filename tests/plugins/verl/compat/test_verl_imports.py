@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
+from gateway.build import build_plan
+from gateway.check import run_checks
 from gateway.config.load_object import load_object
 from gateway.errors import ConfigError
+from mtrl_plugins.verl.base import BaseTool
 from mtrl_plugins.verl.compat_names import OFFERED
 from tests.conftest import Write
 
@@ -131,8 +138,160 @@ def test_a_clone_in_the_working_directory_is_not_an_installed_verl(write: Write)
         load_object("verl.tools.search_tool.SearchTool", tools_file)
 
 
-def test_a_missing_package_of_a_users_file_is_named(write: Write) -> None:
-    file = write("theirs.py", "import json\nimport a_package_that_is_not_installed")
-    with pytest.raises(ConfigError) as caught:
-        load_object("theirs:json", write("tools.yaml", ""))
-    assert caught.value.remedy == f"install a_package_that_is_not_installed, or change what is imported at {file}:2"
+TOOL = """
+    from verl.utils.reward_score import geo3k
+    from verl.utils.rollout_trace import rollout_trace_op
+
+    from .base_tool import BaseTool
+    from .schemas import OpenAIFunctionToolSchema, ToolResponse
+    from .neighbour import FACTOR
+
+    class MyTool(BaseTool):
+        def __init__(self, config, tool_schema=None):
+            self.tool_schema = OpenAIFunctionToolSchema.model_validate(
+                {"type": "function", "function": {"name": "mine"}})
+            super().__init__(config, tool_schema)
+
+        @rollout_trace_op
+        async def execute(self, instance_id, parameters, **kwargs):
+            from .neighbour import LATER
+            score = geo3k.compute_score("3", "3", use_boxed=False, format_score=0.0)
+            return ToolResponse(text=str(score)), FACTOR, LATER
+"""
+
+
+async def test_copied_tool_imports_its_neighbours_and_verls_modules_relatively(write: Write) -> None:
+    write("neighbour.py", "FACTOR = 0.5\nLATER = {'calls': 1}")
+    file = write("my_tool.py", TOOL)
+    tool = load_object("my_tool.MyTool", file.with_name("tools.yaml"), "tools[0]")({})
+    assert isinstance(tool, BaseTool) and tool.name == "mine"
+    response, reward, metrics = await tool.execute("i", {})
+    assert (response.text, reward, metrics) == ("1.0", 0.5, {"calls": 1})
+
+
+def test_missing_neighbour_is_reported_by_line(write: Write) -> None:
+    file = write("my_lonely_tool.py", "from .base_tool import BaseTool\nfrom .nowhere import x")
+    with pytest.raises(ConfigError, match=r"No module named '.*nowhere' \(.*my_lonely_tool\.py:2\)"):
+        load_object("my_lonely_tool.MyTool", file.with_name("tools.yaml"), "tools[0]")
+
+
+def test_subclass_of_verls_mcp_tool_keeps_state_by_instance() -> None:
+    assert load_object("verl.tools.mcp_base_tool.MCPBaseTool")({}, None)._instance_dict == {}
+
+
+SERVER = """
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer("search")
+
+@server.tool()
+def search(query: str) -> str:
+    if query == "nothing":
+        raise ToolError("no index is loaded")
+    return '{"query": "gnu", "results": [{"title": "A"}, {"title": "B"}], "took": 3}'
+
+server.run("stdio")
+"""
+USED_TOOLS = """
+tools:
+  - class_name: verl.tools.mcp_search_tool.MCPSearchTool
+    config: {type: mcp, rate_limit: 120, timeout: 20}
+    mcp: {mcp_servers_config_path: ./servers.json}
+  - class_name: verl.tools.gsm8k_tool.Gsm8kTool
+    config: {type: native}
+interaction: {class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction, config: {}}
+"""
+
+
+def _write_files(write: Write) -> None:
+    write("search_server.py", SERVER)
+    server = {"command": sys.executable, "args": ["search_server.py"], "cwd": ".", "autoApprove": ["search"]}
+    write("servers.json", json.dumps({"mcpServers": {"search": server}}))
+    write("tools.yaml", USED_TOOLS)
+
+
+async def test_check_tells_stand_ins_and_keys_of_other_clients(write: Write) -> None:
+    _write_files(write)
+    with anyio.fail_after(60):
+        findings = await run_checks(build_plan("tools.yaml", None))
+    messages = [finding.text for finding in findings if finding.grade == "ok"]
+    for name in ("mcp_search_tool.MCPSearchTool", "gsm8k_tool.Gsm8kTool"):
+        assert (
+            f"verl.tools.{name}: mtrl's own class in its place, with the same results (verl is not installed)"
+            in messages
+        )
+    assert any(message.startswith("verl.interactions.gsm8k_interaction.Gsm8kInteraction: ") for message in messages)
+    (note,) = [finding.text for finding in findings if finding.grade == "note"]
+    assert note == (
+        "servers.json:1: mcpServers.search.autoApprove: `autoApprove` is ignored: nothing asks for confirmation here"
+    )
+
+
+PROGRAM = """
+import sys, threading
+from gateway.errors import ConfigError
+from verl.tools.schemas import ToolResponse
+
+def work():
+    threading.main_thread().join(2)
+    print("written")
+
+threading.Thread(target=work).start()
+if sys.argv[1] == "raise":
+    raise ConfigError("theirs", field="x")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("exit", 3), ("raise", 1)])
+def test_a_program_keeps_its_threads_its_code_and_its_tracebacks(way: str, code: int, write: Write) -> None:
+    words = [sys.executable, "-m", "trainer.cli", "run", str(write("program.py", PROGRAM)), way]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (code, "written\n"), done.stderr
+    assert ("Traceback" in done.stderr) is (way == "raise")
+
+
+PEERS = Path(__file__).parents[4] / ".peers"
+ASYNC = """
+import asyncio, inspect, pytest
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "asyncio: a coroutine")
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        names = inspect.signature(pyfuncitem.obj).parameters
+        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+        return True
+"""
+
+
+def test_verls_tests_of_its_interaction_pass_with_the_command_run(tmp_path: Path) -> None:
+    shutil.copy(PEERS / "tests" / "interactions" / "test_gsm8k_interaction.py", tmp_path)
+    (tmp_path / "conftest.py").write_text(ASYNC)
+    words = ["run", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:anyio", "-p", "no:xdist", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.cli", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (found := re.search(r"(\d+) passed", done.stdout)) and int(found[1]) >= 13, done.stdout
+
+
+def test_a_program_gets_its_arguments_and_a_missing_one_is_refused(tmp_path: Path) -> None:
+    code = "import sys, helper\nfrom verl.interactions.base import BaseInteraction\n"
+    (tmp_path / "program.py").write_text(code + "print(sys.argv[1:], BaseInteraction.__name__)\n")
+    (tmp_path / "helper.py").write_text("from verl.tools.base_tool import BaseTool\n")
+    words = [sys.executable, "-m", "trainer.cli", "run"]
+    done = subprocess.run(
+        [*words, "program.py", "--steps", "3"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "['--steps', '3'] BaseInteraction\n", done.stderr
+    done = subprocess.run([*words, "none.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "none.py: there is no such file" in done.stderr

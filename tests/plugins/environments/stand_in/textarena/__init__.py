@@ -27,8 +27,6 @@ class Guess:
     def step(self, action):
         self.tries += 1
         self.text += f"\n[Player 0] {action}"
-        if action == "[boom]":
-            raise RuntimeError("the game broke")
         if action == f"[{self.secret}]":
             self.rewards = {0: 1.0 / self.tries}
             return True, {}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import inspect
 import json
-from types import SimpleNamespace
 from typing import Any
 
 from . import clients, envs, types
@@ -115,11 +113,6 @@ class MultiTurnEnv(Environment):
         return state
 
 
-class SingleTurnEnv(MultiTurnEnv):
-    def __init__(self, **more: Any) -> None:
-        super().__init__(max_turns=1, **more)
-
-
 class ToolEnv(MultiTurnEnv):
     def __init__(self, tools: Any = (), max_turns: int = 10, **more: Any) -> None:
         super().__init__(max_turns=max_turns, **more)
@@ -158,7 +151,3 @@ class ToolEnv(MultiTurnEnv):
 
 class StatefulToolEnv(ToolEnv):
     pass
-
-
-Messages, State = Any, SimpleNamespace
-gather = asyncio.gather
