@@ -27,6 +27,14 @@ async def test_tool_messages_keep_the_order_and_ids_of_the_calls(client: ApiClie
     assert [item["tool_call_id"] for item in response["results"]] == [f"call_{place}" for place in range(5)]
 
 
+async def test_results_have_all_fields_and_their_time(client: ApiClient) -> None:
+    """Their values: tests/toolset_conformance."""
+    (result,) = (await client.call(await client.begin(), "facts"))["results"]
+    assert result["name"] == "facts" and result["elapsed_s"] > 0
+    fields = {"outcome", "reward", "done", "attempts", "structured", "metrics", "reason", "timing", "meta"}
+    assert result.keys() == fields | {"tool_call_id", "name", "elapsed_s"}
+
+
 async def test_media_become_content_parts_in_order(client: ApiClient) -> None:
     id = await client.begin()
     content = (await client.call(id, "several"))["messages"][0]["content"]
@@ -81,6 +89,7 @@ async def test_invalid_body_is_refused_with_the_field(client: ApiClient) -> None
         ({}, "tool_calls"),
         ({"tool_calls": [{}]}, "tool_calls.0.function"),
         ({"tool_calls": [tool_call("add", 7)]}, "tool_calls.0.function.arguments.str"),
+        ({"tool_calls": [tool_call("add") | {"type": "custom"}]}, "tool_calls.0.type"),
         ({"messages": [{}, {"tool_calls": [{"function": {}}]}]}, "messages.1.tool_calls.0.function.name"),
         ({"tool_calls": [], "layout": "pretty"}, "layout"),
         ({"tool_calls": [tool_call("add")] * 1025}, "tool_calls"),
