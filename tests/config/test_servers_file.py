@@ -110,7 +110,6 @@ def test_contradictory_server_is_refused(server: Any, expected: str, write: Writ
     "server",
     [
         {"url": "https://hunter2.example/?key=hunter2", "args": 5},
-        {"url": "hunter2"},
         {"url": "http://a", "auth_token": "hunter2\n", "headers": {"A": " hunter2", "B": "hunter2 ü"}},
         {"url": "http://a", "autToken": "hunter2"},
         {"url": "http://a", "oauth": {"client_secret": ["hunter2"], "issuer": "hunter2", "redirect_uri": "hunter2"}},
