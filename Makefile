@@ -21,13 +21,16 @@ PYTEST := -m pytest --reruns 1 -rR
 # A file's tests stay together, for what they share; files that take long start first (tests/slow_files.py).
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
+# What the oldest packages are tested with.
+LOWEST := $(addprefix tests/,config http mcp_client mcp_server native trainer/algorithms trainer/policy trainer/templates trainer/test_template.py)
+
 # Makes a virtual environment with a Python of 3.12 or newer, if there is one.
 NEWER_VENV := venv() { for v in 3.12 3.13 3.14; do if PYENV_VERSION=$$v python$$v -m venv "$$1" 2> /dev/null; then return; fi; done; return 1; }; venv
 
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test coverage test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-algorithms bench-games bench-made-tasks harbor-peer clean
+.PHONY: help install installs train test coverage test-quick check docs format serve peers packages screenshots atlas real bench bench-real bench-trainer conformance first-run first-run-debian bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents test-lowest kills soak bench-routing bench-gpu offline-bundle bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bars-shell bench-algorithms bench-games bench-made-tasks harbor-peer clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -40,7 +43,7 @@ install: .venv/installed  ## Make .venv with everything in it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
 	@touch $@
 
-installs: install packages peers agents sglang  ## Everything that the tests of `.ci/run` need; side by side with --jobs
+installs: install packages peers agents sglang .lowest/installed  ## Everything that the tests of `.ci/run` need; side by side with --jobs
 
 train: install  ## Train a tiny model to use tools, and watch it learn
 	$(BIN)/mtrl-train --tools tool_configs/ $(TRAIN)
@@ -95,6 +98,18 @@ peers: .peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers
 	$(PYTHON) -m venv .gym-peers
 	.gym-peers/bin/python -m pip install --quiet --disable-pip-version-check gymnasium==1.4.0
 	@touch $@
+
+.lowest/installed: .venv/installed  # The oldest release of each package that pyproject.toml allows, but for torch
+	rm -rf .lowest
+	$(PYTHON) -m venv .lowest
+	$(BIN)/python .ci/lowest.py | $(BIN)/uv pip compile - --quiet --no-header --resolution lowest-direct --python .lowest/bin/python --output-file .lowest/packages.txt
+	.lowest/bin/python -m pip install --quiet --disable-pip-version-check --requirement .lowest/packages.txt $(shell grep ^torch== .ci/cpu.txt)
+	.lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	.lowest/bin/python -m pip install --quiet --disable-pip-version-check coverage hypothesis psutil pytest pytest-rerunfailures pytest-timeout pytest-xdist trio
+	@touch $@
+
+test-lowest: .lowest/installed  ## Tests of the core with the oldest releases that pyproject.toml allows
+	.lowest/bin/python -m pytest $(LOWEST)
 
 harbor-peer: .harbor-peers/installed  ## Harbor itself, which takes a Python of 3.12 or newer: its recorded verdicts are checked against it
 
@@ -280,4 +295,4 @@ images:        ## Build the Docker images of the gateway and of training with CU
 	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
-	rm -rf .venv .sglang .peers .fastmcp-peers .gym-peers .harbor-peers .npm-peers .npm-servers .pip-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .peers .fastmcp-peers .gym-peers .harbor-peers .lowest .npm-peers .npm-servers .pip-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -5,7 +5,9 @@ Imports only PyTorch: TRL's update runs it in an environment of its own.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
@@ -30,10 +32,10 @@ class OperationCounter(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        to_list = torch.Tensor.tolist
+        to_list, thread = torch.Tensor.tolist, threading.get_ident()
 
         def count(tensor: torch.Tensor) -> Any:
-            self.counts["reads"] += 1
+            self.counts["reads"] += threading.get_ident() == thread  # Others plan in the host's memory.
             return to_list(tensor)
 
         torch.Tensor.tolist = count  # type: ignore[method-assign]
@@ -57,3 +59,17 @@ class OperationCounter(TorchDispatchMode):
             self.counts["copies"] += name in COPIES and not is_cast
             self.counts["reads"] += name in READS or is_masked
         return func(*args, **kwargs)
+
+
+def count_update(updater: Any, batch: Any) -> Counter[str]:
+    """The operations of an update by mtrl from its first pass on: before that, its rows are in the host's memory."""
+    counter = OperationCounter()
+    with ExitStack() as stack:
+
+        def start(passes: float, *_: object) -> None:
+            if not passes:
+                stack.enter_context(counter)
+
+        updater.on_pass = start
+        updater.train_step(batch)
+    return counter.counts

@@ -19,7 +19,7 @@ from dataclasses import replace  # noqa: E402
 
 from gpu_trl import measure_trl_update  # noqa: E402
 from gpu_workload import SHAPES, build_random_model, make_batch  # noqa: E402
-from operation_counter import KINDS, OperationCounter  # noqa: E402
+from operation_counter import KINDS, count_update  # noqa: E402
 
 from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
 from trainer.policy.policy import Policy  # noqa: E402
@@ -35,19 +35,18 @@ def main() -> None:
 
 def count_operations() -> tuple[dict[str, list[Mapping[str, int]]], str]:
     """The operations of a second update by trainer, for each number of layers; and TRL's version, or its problem."""
-    found: dict[str, list[Mapping[str, int]]] = {"mtrl": []}
+    found: dict[str, list[Mapping[str, int]]] = {"mtrl": [], "mtrl in bfloat16": []}
     about = ""
-    settings = UpdateSettings(lr=1e-6, micro_batch_tokens=8192)
     algorithm = AlgorithmSettings.model_validate({"name": "dapo", "mismatch": {"truncate": "never"}})  # TRL's loss
     for layers in LAYERS:
         shape = replace(SHAPES["tiny"], layers=layers)
         with TemporaryDirectory() as folder:
             model, batch = build_random_model(shape, Path(folder), cuda=False), make_batch(shape)
-            updater = PolicyUpdater(Policy.load(model, settings), algorithm, exact=False, deterministic=True)
-            updater.train_step(batch)
-            with OperationCounter() as counter:
+            for name, dtype in (("mtrl in bfloat16", "bfloat16"), ("mtrl", "float32")):
+                settings = UpdateSettings.model_validate({"lr": 1e-6, "micro_batch_tokens": 8192, "dtype": dtype})
+                updater = PolicyUpdater(Policy.load(model, settings), algorithm, exact=False, deterministic=True)
                 updater.train_step(batch)
-            found["mtrl"].append(counter.counts)
+                found[name].append(count_update(updater, batch))
             try:
                 peer = measure_trl_update(model, updater.last_rows, shape.siblings, settings, 2, counts_operations=True)
             except RuntimeError as error:

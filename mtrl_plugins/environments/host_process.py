@@ -36,7 +36,7 @@ from gateway.process import child_entry
 from gateway.process.pipe_process import ProcessEnded
 from gateway.process.request_process import RequestProcess, RequestRefused
 from mtrl_plugins.environments.host_server import EXIT_S as CLOSE_S
-from mtrl_plugins.environments.settings import EnvironmentSettings
+from mtrl_plugins.environments.settings import EnvironmentSettings, HostedSettings
 
 STOP_S, EXIT_S = 8.0, 1.0
 """How long a process may take to end once its input is closed: usually, and where it has failed or a step hangs."""
@@ -116,7 +116,7 @@ class EnvironmentFailed(GatewayError):
 class EnvironmentHost:
     """One environment in a process of its own."""
 
-    def __init__(self, settings: EnvironmentSettings) -> None:
+    def __init__(self, settings: HostedSettings) -> None:
         self.settings = settings
         self.name = settings.title
         self.starts = 0
@@ -286,7 +286,7 @@ def host_key(settings: EnvironmentSettings) -> str:
     return f"{settings.framework}-{sha256(text.encode()).hexdigest()[:16]}"
 
 
-def get_host(settings: EnvironmentSettings) -> EnvironmentHost:
+def get_host(settings: HostedSettings) -> EnvironmentHost:
     """The host of an environment; all parts of a run share it."""
     with hosts_lock:
         return hosts.setdefault(host_key(settings), EnvironmentHost(settings))
@@ -324,7 +324,7 @@ atexit.register(stop_hosts)
 class RecordedHost(EnvironmentHost):
     """Answers from a tape's folder, and starts no process."""
 
-    def __init__(self, settings: EnvironmentSettings, folder: Path) -> None:
+    def __init__(self, settings: HostedSettings, folder: Path) -> None:
         super().__init__(settings)
         self._file = folder / HOST_TAPE
         self._rows: dict[tuple[Any, ...], list[Any]] = {}

@@ -39,18 +39,9 @@ class EnvironmentSettings(RunPart, defer_build=True):
     brings_rows: ClassVar[bool] = True
     acts_unseen: ClassVar[bool] = True
     framework: ClassVar[str] = ""
-    adapter: ClassVar[Path]
-    """The file that the host process loads."""
 
     name: str
     """`FRAMEWORK:NAME`: the environment's name, as its framework knows it."""
-    args: dict[str, Any] = {}
-    """Its arguments."""
-    python: str | None = None
-    """The Python that has the framework, such as `/path/to/venv/bin/python`; by default the one that runs
-    mtrl."""
-    start_s: PositiveFloat = 300.0
-    """Seconds that it may take to load."""
     timeout_s: PositiveFloat = 120.0
     """Seconds that it may take for its part of a turn, or for a rollout's start."""
 
@@ -99,10 +90,6 @@ class EnvironmentSettings(RunPart, defer_build=True):
         """The environment as an agent plays it."""
         return self
 
-    def load_args(self) -> dict[str, Any]:
-        """What the adapter is given to load the environment."""
-        return self.args
-
     def defaults(self) -> dict[str, Any]:
         """What a run file need not say."""
         raise NotImplementedError
@@ -139,7 +126,26 @@ class EnvironmentSettings(RunPart, defer_build=True):
         raise NotImplementedError
 
 
-class RunnerSettings(EnvironmentSettings):
+class HostedSettings(EnvironmentSettings):
+    """An environment in a process of ours, with a Python that has its framework."""
+
+    adapter: ClassVar[Path]
+    """The file that the host process loads."""
+
+    args: dict[str, Any] = {}
+    """Its arguments."""
+    python: str | None = None
+    """The Python that has the framework, such as `/path/to/venv/bin/python`; by default the one that runs
+    mtrl."""
+    start_s: PositiveFloat = 300.0
+    """Seconds that it may take to load."""
+
+    def load_args(self) -> dict[str, Any]:
+        """What the adapter is given to load the environment."""
+        return self.args
+
+
+class RunnerSettings(HostedSettings):
     """An environment whose own runner plays the rollouts. Its rows are the data, its tools the tools, its score the
     reward."""
 
@@ -219,12 +225,6 @@ class EpisodeSettings(EnvironmentSettings):
             "limits": {"assistant_turns": turns, "user_turns": turns, "tool_calls": turns},
         }
 
-    def make_toolset(self) -> Toolset:
-        from mtrl_plugins.environments.episodes import EpisodeToolset, ProcessEpisodes
-        from mtrl_plugins.environments.host_process import get_host
-
-        return EpisodeToolset(self, ProcessEpisodes(get_host(self)))
-
     def make_stepper(self) -> Stepper:
         from mtrl_plugins.environments.episodes import EpisodeStepper
 
@@ -242,7 +242,17 @@ class EpisodeSettings(EnvironmentSettings):
         return f"{title}: {acts}; seed {self.first_seed} begins with{await describe_opening(self, gateway)}"
 
 
-class GymnasiumSettings(EpisodeSettings):
+class HostedEpisodes(EpisodeSettings, HostedSettings):
+    """An environment with `reset` and `step` in a process of ours."""
+
+    def make_toolset(self) -> Toolset:
+        from mtrl_plugins.environments.episodes import EpisodeToolset, ProcessEpisodes
+        from mtrl_plugins.environments.host_process import get_host
+
+        return EpisodeToolset(self, ProcessEpisodes(get_host(self)))
+
+
+class GymnasiumSettings(HostedEpisodes):
     """An environment of Gymnasium, such as `FrozenLake-v1`, or `module:Name-v0` of a package that registers its own.
     `args` are those of `gymnasium.make`, such as `render_mode: rgb_array` for images."""
 
@@ -256,7 +266,7 @@ class GymnasiumSettings(EpisodeSettings):
         return {"make": self.args, "action_names": self.action_names}
 
 
-class TextArenaSettings(EpisodeSettings):
+class TextArenaSettings(HostedEpisodes):
     """A game of TextArena, such as `GuessTheNumber-v0`. `args` are those of `textarena.make`."""
 
     framework: ClassVar[str] = "textarena"
@@ -279,11 +289,11 @@ class TextArenaSettings(EpisodeSettings):
 
 
 class OpenEnvSettings(EpisodeSettings):
-    """An OpenEnv server, by its address. `args` are passed to each `reset`."""
+    """An OpenEnv server, by its address."""
 
     framework: ClassVar[str] = "openenv"
-    python: None = None
-    """Not used: the server runs in a Python of its own."""
+    args: dict[str, Any] = {}
+    """Arguments of each `reset`."""
     sessions: PositiveInt = 64
     """Episodes that are open at once; further rollouts wait. Not more than the server's `max_concurrent_envs`."""
     token_variable: str = ""

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
 
-from pydantic import BeforeValidator, ValidationInfo, field_validator
+from pydantic import BeforeValidator
 
 from gateway.config.entries import SandboxTool
 from gateway.errors import ConfigError
@@ -31,8 +31,6 @@ class HarborSettings(EnvironmentSettings):
     framework: ClassVar[str] = "harbor"
     has_boxes: ClassVar[bool] = True
 
-    python: None = None
-    """Not used, and neither are `args` and `start_s`: the programs are those of the tasks' roots."""
     tools: tuple[SandboxTool, ...] = ("shell",)
     """The policy's tools."""
     sandbox: Annotated[
@@ -47,13 +45,6 @@ class HarborSettings(EnvironmentSettings):
     """Hosts of the tasks' MCP servers, by their whole names. Tools are called from here: no box reaches these hosts."""
     held_out: Path | None = None
     """A folder with the tasks of `environment:eval`."""
-
-    @field_validator("args", "start_s")
-    @classmethod
-    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
-        if value != cls.model_fields[str(info.field_name)].default:
-            raise ValueError("is not used with harbor: remove it")
-        return value
 
     def defaults(self) -> dict[str, Any]:
         """What a run file need not say."""

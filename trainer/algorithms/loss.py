@@ -88,12 +88,17 @@ class Mismatch:
 
 def measure_mismatch(batch: Batch) -> Mismatch:
     """Measures the mismatch of a batch whose old logprobs are the trainer's."""
-    log = (batch.old_logprobs_T - batch.engine_logprobs_T)[batch.fresh_T].detach().double()
-    if not len(log):
-        return Mismatch(0.0, 0.0, 0.0, 0)
-    kl = (log.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() - 1 - log).mean()
-    mean, maximum, kl = torch.stack([log.abs().mean(), log.abs().max(), kl]).tolist()  # Waits for a GPU once.
-    return Mismatch(mean, maximum, kl, len(log))
+    mean, maximum, kl = torch.stack(_compute_mismatch(batch)).tolist()  # Waits for a GPU once.
+    return Mismatch(mean, maximum, kl, len(batch.fresh_K))
+
+
+def _compute_mismatch(batch: Batch) -> list[Tensor]:
+    """The mean, the maximum and the KL of a mismatch; 0 without fresh tokens."""
+    log_K = (batch.old_logprobs_T - batch.engine_logprobs_T)[batch.fresh_K].detach().double()
+    if not len(log_K):
+        return [log_K.sum()] * 3
+    kl_K = log_K.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() - 1 - log_K
+    return [log_K.abs().mean(), log_K.abs().max(), kl_K.mean()]
 
 
 def merge_mismatches(parts: Sequence[Mismatch]) -> Mismatch:
@@ -103,13 +108,11 @@ def merge_mismatches(parts: Sequence[Mismatch]) -> Mismatch:
     return Mismatch(mean, max(part.maximum for part in parts), kl, tokens)
 
 
-def staleness_kl(logprobs_T: Tensor, batch: Batch) -> float:
+def staleness_kl(logprobs_T: Tensor, batch: Batch, stale_T: Tensor) -> Tensor:
     """KL of the policy from the policies that sampled the stale tokens, by k3: 0 or more, in nats per token."""
-    if batch.stale_T is None:
-        return 0.0
-    log = (logprobs_T - batch.engine_logprobs_T)[batch.trained_T & batch.stale_T].detach().double()
-    log = log.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return float((log.exp() - 1 - log).mean()) if len(log) else 0.0
+    log_T = torch.where(batch.trained_T & stale_T, logprobs_T.detach() - batch.engine_logprobs_T, 0).double()
+    log_T = log_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (log_T.exp() - 1 - log_T).sum() / max(1, len(batch.trained_K) - len(batch.fresh_K))
 
 
 MAX_UNCORRECTED = 1e-3
@@ -153,10 +156,32 @@ class Loss:
 
     value: Tensor
     """Differentiable; the values of a step's micro-batches add up to the step's loss."""
-    metrics: dict[str, float]
+    numbers: Mapping[str, Tensor]
     """Means over this micro-batch's trained tokens; a name that ends in `max` is a maximum."""
     tokens: int
     """How many tokens are trained here: the weight of the means."""
+    batch: Batch
+    checked: Mapping[str, Tensor]
+    """What has to be finite at each of them, by its name in error messages."""
+
+
+def read_losses(losses: Sequence[Loss]) -> list[dict[str, float]]:
+    """The numbers of losses. Waits once for a GPU, which is idle after each wait. Raises NotFiniteError for the first
+    loss that is not finite."""
+    tensors = []
+    for loss in losses:
+        checked_NK = torch.stack([*loss.checked.values()])[:, loss.batch.trained_K]
+        tensors += [checked_NK.isfinite().all() & loss.value.isfinite(), *loss.numbers.values()]
+    numbers = iter(torch.stack([tensor.double() for tensor in tensors]).tolist())
+    metrics = []
+    for loss in losses:
+        if not next(numbers):
+            for what, values_T in loss.checked.items():
+                loss.batch.check_finite(what, values_T, loss.batch.trained_T)
+            problem = f"the loss is {float(loss.value)}: each token's loss is finite, but their sum overflows"
+            raise NotFiniteError(problem)
+        metrics.append({name: next(numbers) for name in loss.numbers})
+    return metrics
 
 
 def compute_loss(
@@ -168,18 +193,17 @@ def compute_loss(
     top_TK: Tensor | None = None,
 ) -> Loss:
     """Computes the loss from the new policy's logprobs of the batch's ids, its entropies for a bonus, and its logprobs
-    of the reference's most likely tokens."""
+    of the reference's most likely tokens. Numbers that are not finite are found when the loss is read."""
     if logprobs_T.shape != batch.ids_T.shape:
         raise ValueError(f"{len(batch.ids_T)} tokens with logprobs of shape {tuple(logprobs_T.shape)}")
-    batch.check_finite("a new logprob of", logprobs_T.detach(), batch.trained_T)
     algorithm = ALGORITHMS[settings.name]
     objective = algorithm.objective(logprobs_T, batch, resolve_clip(settings))
-    losses_T, metrics = objective.losses_T, {}
+    losses_T, numbers = objective.losses_T, {}
     factor_T: Tensor | float = 1.0
     if not algorithm.is_supervised:
         weights_T = compute_importance_weights(batch, settings.mismatch)
         losses_T = losses_T * weights_T
-        metrics = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
+        numbers = _compute_metrics(logprobs_T, objective.clipped_T, weights_T, batch)
         factor_T = _kl_factor(logprobs_T, weights_T, batch, settings)
     if settings.kl.coefficient and not settings.kl.in_reward:
         if top_TK is None:
@@ -187,16 +211,14 @@ def compute_loss(
         else:
             kl_T = torch.where(weights_T > 0, compute_top_kl(top_TK, batch), 0)  # Rejected tokens have no weight.
         losses_T = losses_T + settings.kl.coefficient * kl_T
-        metrics |= _trained_means(batch, {"kl/reference": kl_T})
+        numbers |= _trained_means(batch, {"kl/reference": kl_T})
     if settings.entropy_coefficient:
         if entropy_T is None:
             raise ValueError("an entropy bonus needs the entropies")
         losses_T = losses_T - settings.entropy_coefficient * torch.where(batch.trained_T, entropy_T, 0)
-    batch.check_finite("a loss of", losses_T.detach(), batch.trained_T)
     value = aggregate_loss(losses_T, batch, settings.aggregate or algorithm.aggregate, totals)
-    if not bool(value.isfinite()):
-        raise NotFiniteError(f"the loss is {float(value)}: each token's loss is finite, but their sum overflows")
-    return Loss(value, metrics, int(batch.trained_T.sum()))
+    checked = {"a new logprob of": logprobs_T.detach(), "a loss of": losses_T.detach()}
+    return Loss(value, numbers, len(batch.trained_K), batch, checked)
 
 
 def _kl_factor(logprobs_T: Tensor, weights_T: Tensor, batch: Batch, settings: AlgorithmSettings) -> Tensor | float:
@@ -215,19 +237,20 @@ def resolve_clip(settings: AlgorithmSettings) -> Clip:
     return Clip(low, high, settings.clip_dual)
 
 
-def _trained_means(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, float]:
+def _trained_means(batch: Batch, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The means over the trained tokens; 0 without any."""
-    trained_NT = torch.stack([values_T.detach() for values_T in values.values()])[:, batch.trained_T]
-    means = trained_NT.mean(-1).tolist() if trained_NT.shape[1] else [0.0] * len(values)
-    return dict(zip(values, means, strict=True))
+    trained_NK = torch.stack([values_T.detach() for values_T in values.values()])[:, batch.trained_K]
+    means_N = trained_NK.mean(-1) if trained_NK.shape[1] else trained_NK.sum(-1)
+    return dict(zip(values, means_N.unbind(), strict=True))
 
 
-def _compute_metrics(logprobs_T: Tensor, clipped_T: Tensor, weights_T: Tensor, batch: Batch) -> dict[str, float]:
+def _compute_metrics(logprobs_T: Tensor, clipped_T: Tensor, weights_T: Tensor, batch: Batch) -> dict[str, Tensor]:
     log_T = compute_log_ratio(logprobs_T.detach(), batch)
-    measured = measure_mismatch(batch)
-    metrics = {"mismatch/mean": measured.mean, "mismatch/max": measured.maximum, "mismatch/kl": measured.kl}
+    names = ("mismatch/mean", "mismatch/max", "mismatch/kl")
+    metrics = dict(zip(names, _compute_mismatch(batch), strict=True))
     if batch.stale_T is not None:
-        metrics = (metrics if measured.tokens else {}) | {"staleness/kl": staleness_kl(logprobs_T, batch)}
+        metrics = metrics if len(batch.fresh_K) else {}
+        metrics["staleness/kl"] = staleness_kl(logprobs_T, batch, batch.stale_T)
     measures = {
         "clipped": clipped_T.to(log_T.dtype),
         "kl/old": torch.expm1(log_T) - log_T,

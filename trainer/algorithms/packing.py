@@ -103,6 +103,14 @@ CHECKED_TENSORS = {
 """Tensors of a batch that must be finite where the policy wrote, with their names for error messages."""
 
 
+def move_tensor(values: Tensor, device: torch.device | str) -> Tensor:
+    """The values on a device. A GPU reads them from pinned memory, so that neither side waits for the copy. Not
+    measured on a GPU yet."""
+    if torch.device(device).type != "cuda" or values.is_cuda:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRow:
     """One ledger with its token advantages. A rollout of several ledgers has several rows."""
@@ -161,6 +169,10 @@ class Batch:
     """The images, each once. An id below 0 is a position in one of them: -1 is the first of the first image."""
     experts_TX: Tensor | None = None
     """The experts that the engine sent each token to, layer by layer; -1 where it did not tell them."""
+    trained_K: Tensor = field(init=False)
+    """Where the trained tokens are, so that a GPU need not be asked how many there are."""
+    fresh_K: Tensor = field(init=False)
+    """Those that were sampled by the weights being trained."""
 
     def __post_init__(self) -> None:
         tokens = {name: values for name, values in vars(self).items() if name.endswith("_T") and values is not None}
@@ -178,6 +190,7 @@ class Batch:
             if name in tokens:
                 self.check_finite(what, tokens[name], self.mask_T)
         self._check_trained_tokens()
+        vars(self).update(trained_K=self.trained_T.nonzero()[:, 0], fresh_K=self.fresh_T.nonzero()[:, 0])
 
     def _check_trained_tokens(self) -> None:
         """Checks that trained tokens were written by the policy, and are not first in their sequence."""
@@ -190,11 +203,10 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         tensors = {name: values for name, values in vars(self).items() if torch.is_tensor(values)}
-        moved: dict[str, Any] = {name: values.to(device) for name, values in tensors.items()}
-        return self._change(moved)
+        return self._change({name: move_tensor(values, device) for name, values in tensors.items()})
 
     def _change(self, changes: Mapping[str, Any]) -> Batch:
-        """A copy that is not checked again: each check makes Python wait for a GPU."""
+        """A copy that is not checked again: each check makes Python wait for a GPU (see `check_trained_finite`)."""
         changed = copy(self)
         vars(changed).update(changes)
         return changed
@@ -231,7 +243,6 @@ class Batch:
     def _add(self, name: str, values_T: Tensor) -> Batch:
         if values_T.shape != self.ids_T.shape:
             raise ValueError(f"{len(self.ids_T)} tokens with {name} of shape {tuple(values_T.shape)}")
-        self.check_finite(CHECKED_TENSORS[name], values_T, self.mask_T)
         return self._change({name: values_T})
 
     def sum_by_sequence(self, values_T: Tensor) -> Tensor:
@@ -255,6 +266,14 @@ class Batch:
         token = int(selected_T.nonzero()[0])
         position = int(token_positions(self.sequence_T)[token])
         return f"rollout {self.names_S[int(self.sequence_T[token])]}: token {position} (id {int(self.ids_T[token])})"
+
+
+def check_trained_finite(batches: Sequence[Batch], name: str) -> None:
+    """Raises NotFiniteError with the first trained token whose value is not finite. Waits for a GPU once."""
+    values = [getattr(batch, name)[batch.trained_K] for batch in batches]
+    if not bool(torch.cat(values).isfinite().all()):
+        for batch in batches:
+            batch.check_finite(CHECKED_TENSORS[name], getattr(batch, name), batch.trained_T)
 
 
 def pack(rows: Sequence[BatchRow]) -> Batch:

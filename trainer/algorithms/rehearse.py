@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from trainer.algorithms.advantages import compute_token_advantages
-from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.loss import compute_loss, read_losses
 from trainer.algorithms.packing import pack
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.token_weights import TokenWeightFn
@@ -32,4 +32,5 @@ def rehearse_loss(groups: Sequence[ScoredGroup], settings: AlgorithmSettings, to
         packed = replace(packed, ref_logprobs_T=logprobs_T.detach())
     loss = compute_loss(logprobs_T, packed, advantages.totals, settings, torch.zeros_like(logprobs_T))
     loss.value.backward()  # type: ignore[no-untyped-call]
+    read_losses([loss])
     return loss.tokens

@@ -117,7 +117,7 @@ class ShardedPolicy(Policy):
         """The names and bytes of the weights that engines get; of tied ones, the first."""
         tensors = self._published_tensors
         first = {id(value): name for name, value in reversed(list(tensors.items()))}
-        sizes = {name: value.numel() * value.element_size() for name, value in tensors.items()}
+        sizes = {name: value.numel() * self._published_dtype(value).itemsize for name, value in tensors.items()}
         return {name: sizes[name] for name, value in tensors.items() if first[id(value)] == name}
 
     @cached_property
@@ -126,6 +126,10 @@ class ShardedPolicy(Policy):
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         tensors = {name: parameters.get(name, value) for name, value in self.model.state_dict().items()}
         return {name.replace(BASE, "."): value for name, value in tensors.items() if lora.MARK not in name}
+
+    def _published_dtype(self, value: Tensor) -> torch.dtype:
+        """What engines get: weights as the model computes with them, and buffers as they are."""
+        return self._dtype if isinstance(value, nn.Parameter) else value.dtype
 
     @torch.no_grad()
     def keep_weights(self) -> None:
@@ -139,10 +143,13 @@ class ShardedPolicy(Policy):
         keep = self.ranks.rank == 0
         values = []
         for name in names:  # In the same order on all ranks. The others drop each at once.
-            layer = self._adapted.get(name)
-            value = self._gather(self._published_tensors[name], name if layer is None else _base_name(name), kept, keep)
-            if layer is not None:
-                value = self._add_adapters(value, name.removesuffix(".weight"), layer, kept, keep)
+            layer, value = self._adapted.get(name), self._published_tensors[name]
+            dtype = self._published_dtype(value)
+            if layer is None:
+                value = self._gather(value, name, kept, keep, dtype)
+            else:
+                value = self._gather(value, _base_name(name), kept, keep)
+                value = self._add_adapters(value, name.removesuffix(".weight"), layer, kept, keep).to(dtype)
             values.append((name, value))
         return values if keep else []
 
@@ -160,13 +167,13 @@ class ShardedPolicy(Policy):
         layers = {name: module for name, module in self.model.named_modules() if hasattr(module, "lora_A")}
         return {f"{name}.weight": layer for name, layer in layers.items()}
 
-    def _gather(self, value: Tensor, name: str, kept: bool, keep: bool) -> Tensor:
-        """A whole tensor, given this rank's part of it."""
+    def _gather(self, value: Tensor, name: str, kept: bool, keep: bool, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A whole tensor, given this rank's part of it, which is rounded before it is sent."""
         is_kept = kept and name in self._kept
         if is_kept or self.ranks.weights_device != self.ranks.device:
             local = self._kept[name] if is_kept else local_part(value)
             value = with_local_part(value, local, self.ranks.device)
-        return gather_tensor(value.detach(), keep=keep)
+        return gather_tensor(value.detach().to(dtype), keep=keep)
 
     def _add_adapters(self, value: Tensor, name: str, layer: Any, kept: bool, keep: bool) -> Tensor:
         """A layer's weight with what its adapters add."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
-from gateway.types import Image
 from trainer.algorithms.packing import Batch
 from trainer.model import device_of
-from trainer.policy.logprobs import LogprobReader
+from trainer.policy.logprobs import LogprobReader, PassPlan
 from trainer.policy.master_weights import MasterWeights
 from trainer.policy.optimizers import clip_gradients, fill_gradients
 from trainer.policy.prefix_forest import token_positions
@@ -53,26 +52,26 @@ class Critic:
     def _head_D(self) -> Tensor:
         return self._head
 
-    def compute_values(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> Tensor:
+    def compute_values(self, batch: Batch, plan: PassPlan | None = None) -> Tensor:
         """Predicts the return before each token; 0 for the first token of a sequence."""
-        hidden = self._reader.compute_hidden_states(ids_T, sequence_T, images)
+        hidden = self._reader.compute_hidden_states(batch.ids_T, batch.sequence_T, batch.images, plan)
         previous_T = hidden.node_T.roll(1)
         values_U = self._reader.gather_nodes(hidden.states_UD.float() @ self._head_D)
         values_T = embedding(previous_T, values_U[:, None])[:, 0]
-        return torch.where(token_positions(sequence_T) > 0, values_T, 0)
+        return torch.where(token_positions(batch.sequence_T) > 0, values_T, 0)
 
-    def accumulate_gradient(self, batch: Batch, returns_T: Tensor, tokens: int) -> float:
+    def accumulate_gradient(self, batch: Batch, returns_T: Tensor, tokens: int, plan: PassPlan | None = None) -> Tensor:
         """Adds a micro-batch's gradient of the mean squared error over `tokens` tokens; returns its loss."""
-        values_T = self.compute_values(batch.ids_T, batch.sequence_T, batch.images)
+        values_T = self.compute_values(batch, plan)
         error_T = torch.where(batch.mask_T, values_T - returns_T, 0)
         loss = (error_T**2).sum() / tokens
         loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item()
+        return loss.detach()
 
     def step(self) -> None:
-        norm = clip_gradients(self._parameters, self._clip)
-        if not torch.isfinite(norm):
-            raise PolicyError(f"the critic's gradient is not finite ({float(norm)})", "lower `update.critic.lr`")
+        norm = float(clip_gradients(self._parameters, self._clip))
+        if not isfinite(norm):
+            raise PolicyError(f"the critic's gradient is not finite ({norm})", "lower `update.critic.lr`")
         fill_gradients(self._optimizer)
         self._optimizer.step()
         self.round()

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import embedding
 
+from trainer.algorithms.packing import move_tensor
 from trainer.policy.prefix_forest import number_in_pre_order
 
 BLOCK = 128
@@ -45,7 +46,9 @@ class PreOrder:
     """By sliding window: layers share them."""
 
     def to(self, device: torch.device) -> PreOrder:
-        return PreOrder(self.node_L.to(device), self.place_U.to(device), self.end_L.to(device), self.depth_L.to(device))
+        tensors = (self.node_L, self.place_U, self.end_L, self.depth_L)
+        node_L, place_U, end_L, depth_L = (move_tensor(each, device) for each in tensors)
+        return PreOrder(node_L, place_U, end_L, depth_L)
 
     def attend(self, inputs: Sequence[Tensor], heads: Sequence[int], scale: float | None, window: int | None) -> Tensor:
         """Attention at all places. The inputs' axes are node and width, the output's place and width."""

@@ -14,7 +14,7 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from gateway.types import Image
-from trainer.algorithms.packing import TopLogprobs
+from trainer.algorithms.packing import TopLogprobs, move_tensor
 from trainer.model import device_of
 from trainer.policy.head_logprobs import compute_head_logprobs, find_top_logprobs
 from trainer.policy.prefix_forest import (
@@ -178,10 +178,9 @@ class PassPlan:
         return cls(forest, node_N, token_K, index_K[order_K], ids_T[token_K], experts_UX)
 
     def to(self, device: torch.device) -> PassPlan:
-        node_N, token_K, index_K, ids_K = (
-            values.to(device) for values in (self.node_N, self.token_K, self.index_K, self.ids_K)
-        )
-        experts_UX = None if self.experts_UX is None else self.experts_UX.to(device)
+        tensors = (self.node_N, self.token_K, self.index_K, self.ids_K)
+        experts_UX = None if self.experts_UX is None else move_tensor(self.experts_UX, device)
+        node_N, token_K, index_K, ids_K = (move_tensor(each, device) for each in tensors)
         return PassPlan(self.forest.to(device), node_N, token_K, index_K, ids_K, experts_UX)
 
 
@@ -207,7 +206,7 @@ class LogprobSource(Protocol):
 class Reference(LogprobSource, Protocol):
     """The model that a policy is compared with."""
 
-    def compute_top_logprobs(self, tokens: PackedTokens, top: int) -> TopLogprobs:
+    def compute_top_logprobs(self, tokens: PackedTokens, top: int, plan: PassPlan | None = None) -> TopLogprobs:
         """The most likely tokens in the place of each selected token."""
         ...
 
@@ -279,8 +278,13 @@ class LogprobReader:
         """Prepares a pass, if possible in a thread while another is made; None where each sequence is run alone."""
         if self.fallback_reason:
             return None
-        plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, experts_TX, self._context)
-        return plan.to(device_of(self.model))
+        return PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, experts_TX, self._context)
+
+    def _prepare(self, tokens: PackedTokens, plan: PassPlan | None) -> PassPlan | None:
+        """The plan on the model's device; a new one, if none was made for its attention."""
+        if plan is None or self.fallback_reason or (plan.forest.pre_order is not None) != self.one_kernel:
+            plan = self.plan(*tokens[:3])
+        return plan and plan.to(device_of(self.model))
 
     def compute_batch_logprobs(
         self, tokens: PackedTokens, plan: PassPlan | None = None, others_TK: Tensor | None = None
@@ -289,15 +293,13 @@ class LogprobReader:
         the place of each."""
         if self.fallback_reason:
             return self._run_pass(self._compute_separately, _without_first(tokens), others_TK)
-        plan = plan or self.plan(*tokens[:3])
-        return self._run_pass(self._compute_shared, tokens, plan, others_TK)
+        return self._run_pass(self._compute_shared, tokens, self._prepare(tokens, plan), others_TK)
 
     @torch.no_grad()
-    def compute_top_logprobs(self, tokens: PackedTokens, top: int) -> TopLogprobs:
+    def compute_top_logprobs(self, tokens: PackedTokens, top: int, plan: PassPlan | None = None) -> TopLogprobs:
         """The most likely tokens in the place of each selected token."""
         tokens = _without_first(tokens)
-        plan = None if self.fallback_reason else self.plan(*tokens[:3])
-        token_T, ids_TK, logprobs_TK = self._run_pass(self._find_top, tokens, plan, top)
+        token_T, ids_TK, logprobs_TK = self._run_pass(self._find_top, tokens, self._prepare(tokens, plan), top)
         shape = len(tokens.ids_T), ids_TK.shape[1]
         return TopLogprobs(
             self._add_over_ranks(ids_TK.new_zeros(shape).index_put((token_T,), ids_TK)),
@@ -340,9 +342,12 @@ class LogprobReader:
             result = self.compute_batch_logprobs(tokens)
         return result.logprobs_T[1:].tolist()
 
-    def compute_hidden_states(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> HiddenStates:
+    def compute_hidden_states(
+        self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = (), plan: PassPlan | None = None
+    ) -> HiddenStates:
         base = self.model.base_model
-        if plan := self.plan(ids_T, sequence_T, torch.zeros_like(sequence_T, dtype=torch.bool)):
+        tokens = PackedTokens(ids_T, sequence_T, torch.zeros_like(sequence_T, dtype=torch.bool))
+        if plan := self._prepare(tokens, plan):
             return self._run_pass(self._run_forest, ids_T, sequence_T, plan, images)
         rows = self._split_rows(ids_T, sequence_T, images)
         parts = [base(**inputs, use_cache=False).last_hidden_state[0] for _, inputs in rows]
@@ -377,16 +382,17 @@ class LogprobReader:
             self._router_replay = RouterReplay(self.model)
         if self._router_replay is not None:  # Until the next pass: with gradient checkpointing, layers run again.
             self._router_replay.experts_UX = plan.experts_UX
+        # Without one, transformers looks for packed rows in the positions, and a GPU is waited for.
+        mask_1U = torch.ones_like(forest.ids_U, dtype=torch.bool)[None]
         if vision:
             positions_3U = torch.zeros(3, len(forest.output_U), dtype=torch.long, device=ids_T.device)
             positions_3U[:, forest.node_T] = vision.compute_positions(ids_T, sequence_T)
             positions_3U = positions_3U if forest.own_N is None else positions_3U[:, forest.own_N]
             inputs = vision.build_forest_inputs(forest.ids_U, positions_3U)
-            output = self._language_model(**inputs, use_cache=False, forest=forest)
+            output = self._language_model(**inputs, attention_mask=mask_1U, use_cache=False, forest=forest)
         else:
-            output = self.model.base_model(
-                input_ids=forest.ids_U[None], position_ids=forest.positions_U[None], use_cache=False, forest=forest
-            )
+            inputs = {"input_ids": forest.ids_U[None], "position_ids": forest.positions_U[None]}
+            output = self.model.base_model(**inputs, attention_mask=mask_1U, use_cache=False, forest=forest)
         return HiddenStates(output.last_hidden_state[0], forest.node_T)
 
     def _compute_shared(self, *inputs: Any) -> Logprobs:

@@ -225,23 +225,16 @@ PADDING_ROW = BatchRow("padding", (0, 0), (False, False), (0.0, 0.0), (0.0, 0.0)
 """A row without trained tokens, for a rank that has fewer micro-batches than another: its gradient is 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class DealtBatch:
-    """A micro-batch of a rank."""
-
-    batch: Batch
-    indexes: tuple[int, ...]
-    """Which of the rows it has; none if it is padding."""
-
-
-def deal_batches(rows: Sequence[BatchRow], ranks: Ranks, max_tokens: int) -> tuple[list[DealtBatch], DealtRows]:
-    """This rank's micro-batches, and the shares of all ranks."""
+def deal_batches(
+    rows: Sequence[BatchRow], ranks: Ranks, max_tokens: int
+) -> tuple[list[tuple[Batch, tuple[int, ...]]], DealtRows]:
+    """This rank's micro-batches with the rows that each has, none if it is padding; and the shares of all ranks."""
     dealt = deal_rows([row.ids for row in rows], [row.group for row in rows], ranks.shares)
     parts = [
         list(split_micro_batches([rows[row].ids for row in share], [rows[row].group for row in share], max_tokens))
         for share in dealt.shares
     ]
     own = dealt.shares[ranks.share]
-    batches = [DealtBatch(pack([rows[index] for index in own[part]]), tuple(own[part])) for part in parts[ranks.share]]
+    batches = [(pack([rows[index] for index in own[part]]), tuple(own[part])) for part in parts[ranks.share]]
     missing = max(map(len, parts)) - len(batches)
-    return batches + [DealtBatch(pack([PADDING_ROW]), ())] * missing, dealt
+    return batches + [(pack([PADDING_ROW]), ())] * missing, dealt

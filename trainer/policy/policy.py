@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -147,21 +148,22 @@ class Policy:
 
     def step(self) -> dict[str, float]:
         """Makes an optimizer step with the accumulated gradient. If that is not finite, raises and changes nothing."""
-        norm = clip_gradients(self._trained.values(), self.settings.max_grad_norm)
-        if not torch.isfinite(norm):
+        norm = float(clip_gradients(self._trained.values(), self.settings.max_grad_norm))
+        if not isfinite(norm):
             self.zero_grad()
-            problem = f"the gradient of step {self.steps + 1} is not finite ({float(norm)}); no weight was changed"
+            problem = f"the gradient of step {self.steps + 1} is not finite ({norm}); no weight was changed"
             raise PolicyError(problem, "lower `update.lr`, or look for rewards or logprobs that are not finite")
         factor = learning_rate_factor(self.steps, self.settings)
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.rate * factor * group.get(LR_RATIO, 1.0)
         fill_gradients(self._optimizer)
         self._optimizer.step()
+        change = self._masters.measure_change()
         self._masters.round()
         self.zero_grad()
         trim_heap(self.model)
         self.steps += 1
-        return {"update/grad_norm": float(norm), "update/lr": self.settings.rate * factor}
+        return {"update/grad_norm": norm, "update/lr": self.settings.rate * factor} | change
 
     @property
     def step_state(self) -> dict[str, Any]:
@@ -261,9 +263,9 @@ class WithoutAdapters:
         with lora.adapters_disabled(self._reader.model):
             return self._reader.compute_batch_logprobs(tokens, plan)
 
-    def compute_top_logprobs(self, tokens: PackedTokens, top: int) -> TopLogprobs:
+    def compute_top_logprobs(self, tokens: PackedTokens, top: int, plan: PassPlan | None = None) -> TopLogprobs:
         with lora.adapters_disabled(self._reader.model):
-            return self._reader.compute_top_logprobs(tokens, top)
+            return self._reader.compute_top_logprobs(tokens, top, plan)
 
 
 def select_trained_weights(

@@ -26,6 +26,7 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from trainer.algorithms.packing import move_tensor
 from trainer.policy.microbatch import common_length
 
 if TYPE_CHECKING:
@@ -46,12 +47,38 @@ class AttentionBlocks:
 
     node_BM: Tensor
     """The nodes of each block; padding names node 0."""
-    visible_BMM: Tensor | None
-    """The nodes that each node sees; None for causal attention."""
+    order_2BM: Tensor | None = None
+    """The place of each node in pre-order, in which descendants follow without a gap, and the place after the last of
+    them; None for causal attention."""
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+    """By sliding window: layers share them."""
 
     def to(self, device: torch.device) -> AttentionBlocks:
-        visible_BMM = None if self.visible_BMM is None else self.visible_BMM.to(device)
-        return AttentionBlocks(self.node_BM.to(device), visible_BMM)
+        order_2BM = None if self.order_2BM is None else move_tensor(self.order_2BM, device)
+        return AttentionBlocks(move_tensor(self.node_BM, device), order_2BM)
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """Which nodes each node sees. Axes: block, head, position, position."""
+        if window not in self.masks:
+            self.masks[window] = self._make_mask(window)
+        return self.masks[window]
+
+    def _make_mask(self, window: int | None) -> Tensor | None:
+        """A sliding window counts positions of the row."""
+        visible_BMM: Tensor | None = None
+        size = self.node_BM.shape[1]
+        if self.order_2BM is not None:
+            place_BM, end_BM = self.order_2BM.unbind()
+            query_BMM, key_BMM = place_BM[:, :, None], place_BM[:, None]
+            visible_BMM = (key_BMM <= query_BMM) & (query_BMM < end_BM[:, None])
+        if window is None or size <= window:
+            return None if visible_BMM is None else visible_BMM[:, None]
+        if visible_BMM is None:
+            causal_MM = torch.ones(size, size, dtype=torch.bool, device=self.node_BM.device).tril()
+            return causal_MM.triu(1 - window)
+        depth_BM = visible_BMM.sum(-1)
+        in_window_BMM = depth_BM[:, :, None] - depth_BM[:, None, :] < window
+        return (visible_BMM & in_window_BMM)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +100,14 @@ class PrefixForest:
 
     def to(self, device: torch.device) -> PrefixForest:
         return PrefixForest(
-            self.ids_U.to(device),
-            self.positions_U.to(device),
-            self.node_T.to(device),
-            self.output_U.to(device),
+            move_tensor(self.ids_U, device),
+            move_tensor(self.positions_U, device),
+            move_tensor(self.node_T, device),
+            move_tensor(self.output_U, device),
             tuple(block.to(device) for block in self.blocks),
             self.pre_order and self.pre_order.to(device),
             self.context,
-            None if self.own_N is None else self.own_N.to(device),
+            None if self.own_N is None else move_tensor(self.own_N, device),
         )
 
     def share(self, context: ContextGroup) -> PrefixForest:
@@ -204,12 +231,11 @@ def _pad_blocks(batch: Sequence[_BlockBuilder]) -> AttentionBlocks:
     size = len(batch[0].nodes)
     node_BM = torch.tensor([block.nodes + [0] * (size - len(block.nodes)) for block in batch])
     if batch[0].is_path:
-        return AttentionBlocks(node_BM, None)
-    # In pre-order a node's descendants follow it without a gap. Padding sees itself.
+        return AttentionBlocks(node_BM)
+    # Padding sees itself.
     numbered = [number_in_pre_order(block.parents + [-1] * (size - len(block.nodes))) for block in batch]
     place_BM, sizes_BM = (torch.tensor([each[index] for each in numbered]) for index in (0, 1))
-    query_BMM, first_BMM = place_BM[:, :, None], place_BM[:, None]
-    return AttentionBlocks(node_BM, (first_BMM <= query_BMM) & (query_BMM < first_BMM + sizes_BM[:, None]))
+    return AttentionBlocks(node_BM, torch.stack([place_BM, place_BM + sizes_BM]))
 
 
 def number_in_pre_order(parents: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -272,7 +298,7 @@ def _attend_blocks(
     outputs = []
     for blocks in batches:
         gathered = (_gather_blocks(input_UX, blocks, count) for input_UX, count in zip(inputs, heads, strict=True))
-        mask = _attention_mask(blocks, window)
+        mask = blocks.mask(window)
         options: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": heads[0] != heads[1]}
         output = scaled_dot_product_attention(*gathered, scale=scale, **options)  # type: ignore[misc, arg-type]
         outputs.append(output.transpose(1, 2).flatten(0, 1).flatten(1))
@@ -283,19 +309,6 @@ def _gather_blocks(input_UX: Tensor, blocks: AttentionBlocks, heads: int) -> Ten
     """Axes: block, head, position, width. Uses `embedding`, whose gradient is much faster than that of an index."""
     gathered_BMX = embedding(blocks.node_BM, input_UX)
     return gathered_BMX.view(*blocks.node_BM.shape, heads, -1).transpose(1, 2)
-
-
-def _attention_mask(blocks: AttentionBlocks, window: int | None) -> Tensor | None:
-    """Axes: block, head, position, position. A sliding window counts positions of the row."""
-    visible_BMM, size = blocks.visible_BMM, blocks.node_BM.shape[1]
-    if window is None or size <= window:
-        return None if visible_BMM is None else visible_BMM[:, None]
-    if visible_BMM is None:
-        causal_MM = torch.ones(size, size, dtype=torch.bool, device=blocks.node_BM.device).tril()
-        return causal_MM.triu(1 - window)
-    depth_BM = visible_BMM.sum(-1)
-    in_window_BMM = depth_BM[:, :, None] - depth_BM[:, None, :] < window
-    return (visible_BMM & in_window_BMM)[:, None]
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -68,7 +68,7 @@ class ServedReference:
             logprobs_T[row.chosen] = torch.tensor([pairs[0][0] for pairs in answer], device=logprobs_T.device)
         return Logprobs(logprobs_T, torch.zeros_like(logprobs_T))
 
-    def compute_top_logprobs(self, tokens: PackedTokens, top: int) -> TopLogprobs:
+    def compute_top_logprobs(self, tokens: PackedTokens, top: int, plan: PassPlan | None = None) -> TopLogprobs:
         """The most likely tokens in the place of each selected token."""
         device = tokens.ids_T.device
         pairs_TK2 = torch.zeros(len(tokens.ids_T), top, 2, dtype=torch.float64, device=device)

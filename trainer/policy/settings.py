@@ -26,7 +26,7 @@ Rate = Annotated[float, Field(gt=0, le=10)]
 CRITIC_FACTOR = 10
 """The critic's learning rate, as a multiple of that with which all weights of the policy are trained."""
 MICRO_BATCHES = (8192, 4096, 2048, 1024, 512)
-"""Tokens of a micro-batch that a run chooses from; larger ones are no faster."""
+"""Tokens of a micro-batch that a run chooses from; on a CPU, larger ones are no faster."""
 
 
 class LoraSettings(FrozenModel):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
-from itertools import accumulate, islice, pairwise
+from functools import cache, partial
+from itertools import accumulate, islice, pairwise, zip_longest
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,23 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.advantages import TokenAdvantages, compute_token_advantages
-from trainer.algorithms.loss import Mismatch, compute_loss, estimate_kl, measure_mismatch, merge_mismatches
+from trainer.algorithms.loss import (
+    Loss,
+    Mismatch,
+    compute_loss,
+    estimate_kl,
+    measure_mismatch,
+    merge_mismatches,
+    read_losses,
+)
 from trainer.algorithms.named_algorithms import ALGORITHMS
-from trainer.algorithms.packing import Batch, BatchRow, TopLogprobs
-from trainer.algorithms.settings import AlgorithmSettings, Estimator
+from trainer.algorithms.packing import Batch, BatchRow, TopLogprobs, check_trained_finite, move_tensor
+from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.policy.logprobs import LogprobSource, PackedTokens, PassPlan, Reference
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
-from trainer.policy.microbatch import MetricMeans, deal_batches, split_evenly
+from trainer.policy.microbatch import DealtRows, MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
@@ -30,34 +39,6 @@ from trainer.policy.settings import PolicyError
 
 if TYPE_CHECKING:
     from trainer.policy.critic import Critic
-
-
-@torch.no_grad()
-def compute_reference_kl(
-    train_batch: TrainBatch, policy: Policy, reference: LogprobSource, estimator: Estimator, temperature: float
-) -> list[float]:
-    """Computes the KL of each rollout, as it was sampled, to the reference policy."""
-    kl = [0.0] * len(train_batch.rewards)
-    for sequences, batch in _iterate_batches(train_batch, policy):
-        reference_T = recompute_logprobs(batch, reference, temperature)
-        kl_T = estimate_kl(batch.engine_logprobs_T, batch.with_ref_logprobs(reference_T), estimator)
-        for index, value in zip(sequences, batch.sum_by_sequence(kl_T).tolist(), strict=bool(sequences)):
-            kl[train_batch.sequences[index].rollout_index] += value
-    return policy.ranks.add(kl)
-
-
-@torch.no_grad()
-def compute_critic_values(train_batch: TrainBatch, policy: Policy, critic: Critic) -> list[list[float]]:
-    """Computes the critic's value before each token of each sequence."""
-    sizes = [len(sequence.ids) for sequence in train_batch.sequences]
-    spans = list(pairwise(accumulate(sizes, initial=0)))
-    values = [0.0] * sum(sizes)
-    for sequences, batch in _iterate_batches(train_batch, policy):
-        values_T = iter(critic.compute_values(batch.ids_T, batch.sequence_T, batch.images).tolist())
-        for index in sequences:
-            values[slice(*spans[index])] = islice(values_T, sizes[index])
-    values = policy.ranks.add(values)
-    return [values[start:stop] for start, stop in spans]
 
 
 @torch.no_grad()
@@ -71,15 +52,6 @@ def recompute_logprobs(
 def trained_tokens(batch: Batch, temperature: float) -> PackedTokens:
     """The batch's tokens, of which those that are trained are selected."""
     return PackedTokens(batch.ids_T, batch.sequence_T, batch.trained_T, temperature, batch.images)
-
-
-def _iterate_batches(train_batch: TrainBatch, policy: Policy) -> Iterator[tuple[Sequence[int], Batch]]:
-    """This rank's sequences, as indexes; none for a batch that only keeps this rank in step with the others."""
-    groups = train_batch.groups
-    rows = [_row_without_advantages(sequence, groups[sequence.rollout_index]) for sequence in train_batch.sequences]
-    for number, dealt in enumerate(deal_batches(rows, policy.ranks, policy.settings.pass_tokens)[0]):
-        policy.ranks.report(f"pass {number + 1} without a gradient")
-        yield dealt.indexes, dealt.batch.to(policy.device)
 
 
 def _row_without_advantages(sequence: TrainSequence, group: int) -> BatchRow:
@@ -148,7 +120,6 @@ class PassProgress:
 COEFFICIENT, LAST_ENTROPY = "entropy_coefficient", "last_entropy"
 MAX_EXACT_MISMATCH = 1e-4
 """In nats. If no token of a sample is further off, the engine's logprobs are used as the old policy's."""
-NO_MISMATCH = Mismatch(0.0, 0.0, 0.0, 0)
 
 
 OnPass = Callable[[float, int, int], None]
@@ -167,9 +138,26 @@ class MicroBatch:
     batch: Batch
     on_host: Batch
     """The same before it was moved to the model's device; old and reference logprobs are not in it."""
-    returns_T: Tensor | None
-    is_padding: bool = False
-    """Whether it only keeps this rank in step with the others."""
+    indexes: tuple[int, ...]
+    """Which of the rows it has; none if it only keeps this rank in step with the others."""
+    start_plan: Callable[[], Future[PassPlan | None]]
+    """Has the plan of its passes made in a thread, once."""
+    returns_T: Tensor | None = None
+
+
+def plan_ahead(micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, PassPlan | None]]:
+    """Each micro-batch with the plan of its passes, which is made during the pass before, unless an earlier pass over
+    it had one."""
+    for micro_batch, following in zip_longest(micro_batches, micro_batches[1:]):
+        plan = micro_batch.start_plan()
+        if following:
+            following.start_plan()
+        yield micro_batch, plan.result()
+
+
+def _without_experts(plan: PassPlan | None) -> PassPlan | None:
+    """The plan for another model than the policy, whose routers choose by themselves."""
+    return plan and replace(plan, experts_UX=None)
 
 
 class PolicyUpdater:
@@ -207,6 +195,7 @@ class PolicyUpdater:
         self._passes, self._passed_tokens, self._total_passes = 0, 0, 0
         self.pending_notes: list[str] = []
         """Messages for the operator that are not yet printed."""
+        self._planner = ThreadPoolExecutor(1, "plan")
         self._threads = 1 if deterministic else self._choose_threads()
         self.last_rows: tuple[BatchRow, ...] = ()
         """All rows of the latest batch with their advantages, including those without a gradient."""
@@ -284,71 +273,110 @@ class PolicyUpdater:
     def _compute_advantages(self, train_batch: TrainBatch, means: MetricMeans) -> TokenAdvantages:
         kl, reference_kl, values = self._algorithm.kl, None, None
         if self._reference and kl.in_reward:
-            reference_kl = compute_reference_kl(
-                train_batch, self._policy, self._reference, kl.estimator, self._temperature
-            )
+            reference_kl = self._compute_reference_kl(train_batch, self._reference)
             tokens = sum(weight > 0 for sequence in train_batch.sequences for weight in sequence.weights)
             means.add({"kl/reference": sum(reference_kl) / max(1, tokens)}, 1)
         if self._critic:
-            values = compute_critic_values(train_batch, self._policy, self._critic)
+            values = self._compute_critic_values(train_batch, self._critic)
         return compute_token_advantages(train_batch, self._algorithm, reference_kl=reference_kl, values=values)
+
+    @torch.no_grad()
+    def _compute_reference_kl(self, train_batch: TrainBatch, reference: Reference) -> list[float]:
+        """The KL of each rollout, as it was sampled, to the reference policy."""
+        kl = [0.0] * len(train_batch.rewards)
+        for micro_batch, plan in self._pass_without_gradient(train_batch):
+            batch = micro_batch.batch
+            batch = batch.with_ref_logprobs(recompute_logprobs(batch, reference, self._temperature, plan))
+            kl_T = estimate_kl(batch.engine_logprobs_T, batch, self._algorithm.kl.estimator)
+            indexes = micro_batch.indexes
+            for index, value in zip(indexes, batch.sum_by_sequence(kl_T).tolist(), strict=bool(indexes)):
+                kl[train_batch.sequences[index].rollout_index] += value
+        return self._ranks.add(kl)
+
+    @torch.no_grad()
+    def _compute_critic_values(self, train_batch: TrainBatch, critic: Critic) -> list[list[float]]:
+        """The critic's value before each token of each sequence."""
+        sizes = [len(sequence.ids) for sequence in train_batch.sequences]
+        spans = list(pairwise(accumulate(sizes, initial=0)))
+        values = [0.0] * sum(sizes)
+        for micro_batch, plan in self._pass_without_gradient(train_batch):
+            values_T = iter(critic.compute_values(micro_batch.batch, plan).tolist())
+            for index in micro_batch.indexes:
+                values[slice(*spans[index])] = islice(values_T, sizes[index])
+        values = self._ranks.add(values)
+        return [values[start:stop] for start, stop in spans]
+
+    def _pass_without_gradient(self, train_batch: TrainBatch) -> Iterator[tuple[MicroBatch, PassPlan | None]]:
+        """This rank's micro-batches of all sequences, with the plan for another model than the policy."""
+        groups = train_batch.groups
+        rows = [_row_without_advantages(sequence, groups[sequence.rollout_index]) for sequence in train_batch.sequences]
+        for number, (micro_batch, plan) in enumerate(plan_ahead(self._make_micro_batches(rows)[0])):
+            self._ranks.report(f"pass {number + 1} without a gradient")
+            yield micro_batch, _without_experts(plan)
+
+    def _make_micro_batches(self, rows: Sequence[BatchRow]) -> tuple[list[MicroBatch], DealtRows]:
+        """This rank's micro-batches, as many as every other rank has, and the shares of all ranks."""
+        dealt, shares = deal_batches(rows, self._ranks, self._policy.settings.pass_tokens)
+        device = self._policy.device
+        micro_batches = [
+            MicroBatch(batch.to(device), batch, own, cache(partial(self._start_plan, batch))) for batch, own in dealt
+        ]
+        return micro_batches, shares
 
     def _split_into_micro_batches(
         self, advantages: TokenAdvantages, span: slice, step_means: MetricMeans
     ) -> list[MicroBatch]:
         """This rank's micro-batches of a minibatch; as many as every other rank has."""
         rows, returns = advantages.rows[span], advantages.returns[span]
-        dealt_batches, shares = deal_batches(rows, self._ranks, self._policy.settings.pass_tokens)
+        micro_batches, shares = self._make_micro_batches(rows)
         if self._ranks.size > 1:
             step_means.add({"distributed/imbalance": shares.imbalance}, 1)
             self._tokens += shares.costs[self._ranks.share]
-        micro_batches = []
-        for number, dealt in enumerate(dealt_batches):
-            if (experts_TX := dealt.batch.experts_TX) is not None:
+        for micro_batch in micro_batches:
+            if (experts_TX := micro_batch.on_host.experts_TX) is not None:
                 from trainer.policy.router_replay import require_known
 
                 require_known(experts_TX, self._policy.model)
                 known_T = (experts_TX >= 0).any(-1)
                 step_means.add({"mismatch/replayed": float(known_T.float().mean())}, len(known_T))
-            batch = dealt.batch.to(self._policy.device)
-            if self._reference and not self._algorithm.kl.in_reward:
-                self._ranks.report(f"pass {number + 1} of the reference")
-                batch = self._add_reference(batch, self._reference)
-            returns_T = None
-            if returns:
-                targets = [value for index in dealt.indexes for value in returns[index]] or [0.0] * len(batch.ids_T)
-                returns_T = torch.tensor(targets, device=self._policy.device)
-            micro_batches.append(MicroBatch(batch, dealt.batch, returns_T, not dealt.indexes))
+        if returns:
+            micro_batches = [self._add_returns(micro_batch, returns) for micro_batch in micro_batches]
+        if self._reference and not self._algorithm.kl.in_reward:
+            micro_batches = self._add_reference(micro_batches, self._reference)
         return micro_batches
 
+    def _add_returns(self, micro_batch: MicroBatch, returns: Sequence[Sequence[float]]) -> MicroBatch:
+        targets = [value for index in micro_batch.indexes for value in returns[index]]
+        returns_T = torch.tensor(targets or [0.0] * len(micro_batch.on_host.ids_T))
+        return replace(micro_batch, returns_T=move_tensor(returns_T, self._policy.device))
+
     @torch.no_grad()
-    def _add_reference(self, batch: Batch, reference: Reference) -> Batch:
-        top = self._algorithm.kl.top_k
-        if not top:
-            return batch.with_ref_logprobs(recompute_logprobs(batch, reference, self._temperature))
+    def _add_reference(self, micro_batches: Sequence[MicroBatch], reference: Reference) -> list[MicroBatch]:
         vocabulary = self._policy.model.config.get_text_config(decoder=True).vocab_size
-        found = reference.compute_top_logprobs(trained_tokens(batch, self._temperature), min(top, vocabulary))
-        is_known_TK = found.ids_TK < vocabulary  # Vocabularies are padded, to different sizes.
-        ids_TK = torch.where(is_known_TK, found.ids_TK, 0)
-        logprobs_TK = found.logprobs_TK.masked_fill(~is_known_TK, -inf)
-        # All micro-batches of a step wait in the host's memory; the device has those of one.
-        return batch.with_ref_top(TopLogprobs(ids_TK.int().cpu(), logprobs_TK.cpu()))
+        top, batches = min(self._algorithm.kl.top_k, vocabulary), list[Batch]()
+        for number, (micro_batch, plan) in enumerate(plan_ahead(micro_batches)):
+            self._ranks.report(f"pass {number + 1} of the reference")
+            batch, plan = micro_batch.batch, _without_experts(plan)
+            if not top:
+                batches.append(batch.with_ref_logprobs(recompute_logprobs(batch, reference, self._temperature, plan)))
+                continue
+            found = reference.compute_top_logprobs(trained_tokens(batch, self._temperature), top, plan)
+            is_known_TK = found.ids_TK < vocabulary  # Vocabularies are padded, to different sizes.
+            ids_TK = torch.where(is_known_TK, found.ids_TK, 0)
+            logprobs_TK = found.logprobs_TK.masked_fill(~is_known_TK, -inf)
+            # All micro-batches of a step wait in the host's memory; the device has those of one.
+            batches.append(batch.with_ref_top(TopLogprobs(ids_TK.int().cpu(), logprobs_TK.cpu())))
+        if not top:
+            check_trained_finite(batches, "ref_logprobs_T")
+        return [replace(part, batch=batch) for part, batch in zip(micro_batches, batches, strict=True)]
 
     def _add_old_logprobs(self, minibatches: list[list[MicroBatch]]) -> tuple[list[list[MicroBatch]], Mismatch | None]:
         """Replaces the engine's logprobs by the policy's from before the step, except for stale tokens.
 
         If an exact engine agrees on a sample, its logprobs are kept, and the pass over the batch is skipped.
         """
-        fresh = next(
-            (
-                micro_batch
-                for minibatch in minibatches
-                for micro_batch in minibatch
-                if bool(micro_batch.batch.fresh_T.any())
-            ),
-            None,
-        )
-        sample = self._measure_sample(fresh, minibatches[0][0])
+        every = [micro_batch for minibatch in minibatches for micro_batch in minibatch]
+        sample = self._measure_sample(next((each for each in every if len(each.batch.fresh_K)), every[0]))
         if self._exact and sample.is_within(MAX_EXACT_MISMATCH) and not self._proximal:
             if not self._has_skipped_pass:
                 self.pending_notes.append(
@@ -357,20 +385,20 @@ class PolicyUpdater:
                 )
             self._has_skipped_pass = True
             return minibatches, sample
-        return [[self._recompute_old_logprobs(part) for part in minibatch] for minibatch in minibatches], None
+        recomputed = iter([self._recompute_old_logprobs(*planned) for planned in plan_ahead(every)])
+        minibatches = [list(islice(recomputed, len(minibatch))) for minibatch in minibatches]
+        check_trained_finite([part.batch for minibatch in minibatches for part in minibatch], "old_logprobs_T")
+        return minibatches, None
 
-    def _measure_sample(self, fresh: MicroBatch | None, other: MicroBatch) -> Mismatch:
-        """The mismatch of a micro-batch of each rank. A rank without fresh tokens makes its pass with another one."""
-        if self._ranks.size == 1:
-            return measure_mismatch(self._recompute_old_logprobs(fresh).batch) if fresh else NO_MISMATCH
-        own = measure_mismatch(self._recompute_old_logprobs(fresh or other).batch)
+    def _measure_sample(self, sample: MicroBatch) -> Mismatch:
+        """The mismatch of a micro-batch of each rank; a rank without fresh tokens makes its pass, too."""
+        own = measure_mismatch(self._recompute_old_logprobs(sample, sample.start_plan().result()).batch)
         return merge_mismatches([Mismatch(*values) for values in self._ranks.gather(astuple(own))])
 
-    def _recompute_old_logprobs(self, micro_batch: MicroBatch) -> MicroBatch:
+    def _recompute_old_logprobs(self, micro_batch: MicroBatch, plan: PassPlan | None) -> MicroBatch:
         """Returns the micro-batch unchanged if all of its tokens are stale, unless other ranks wait for the pass."""
-        if self._ranks.size == 1 and not self._proximal and not bool(micro_batch.batch.fresh_T.any()):
+        if self._ranks.size == 1 and not self._proximal and not len(micro_batch.batch.fresh_K):
             return micro_batch
-        plan = self._plan(micro_batch.on_host)
         old_T = recompute_logprobs(micro_batch.batch, self._policy.logprob_reader, self._temperature, plan)
         return replace(micro_batch, batch=micro_batch.batch.with_old_logprobs(old_T, self._proximal))
 
@@ -385,9 +413,8 @@ class PolicyUpdater:
         """Accumulates gradients over micro-batches; returns this rank's part of the loss, the sum of its tokens'
         entropies, and their number. If this is the only optimizer step, the logprobs of its forward pass are the old
         policy's too."""
-        loss, entropies, tokens = 0.0, 0.0, 0
-        algorithm = self._with_entropy_bonus()
-        for number, (micro_batch, plan) in enumerate(self._plan_ahead(minibatch)):
+        losses, algorithm = list[Loss](), self._with_entropy_bonus()
+        for number, (micro_batch, plan) in enumerate(plan_ahead(minibatch)):
             self._ranks.report(f"pass {number + 1} of {len(minibatch)}")
             batch = micro_batch.batch
             inputs = trained_tokens(batch, self._temperature)
@@ -400,14 +427,16 @@ class PolicyUpdater:
                 value = part.value * minibatches
                 value.backward()  # type: ignore[no-untyped-call]
             trim_heap(self._policy.model)
-            loss += value.item()
+            numbers = {"loss": value.detach(), "entropy": new.entropy_T.detach().sum()}
+            losses.append(replace(part, value=value.detach(), numbers={**part.numbers, **numbers}))
             self._passes, self._passed_tokens = self._passes + 1, self._passed_tokens + len(batch.ids_T)
             self.on_pass(self._passes, self._total_passes, self._passed_tokens)
-            if micro_batch.is_padding:
-                continue
-            entropy = float(new.entropy_T.detach().sum())
-            entropies, tokens = entropies + entropy, tokens + part.tokens
-            means.add(part.metrics | {"entropy": entropy / max(1, part.tokens)}, part.tokens)
+        loss, entropies, tokens = 0.0, 0.0, 0
+        for micro_batch, part, metrics in zip(minibatch, losses, read_losses(losses), strict=True):
+            loss += metrics.pop("loss")
+            if micro_batch.indexes:
+                entropies, tokens = entropies + metrics["entropy"], tokens + part.tokens
+                means.add(metrics | {"entropy": metrics["entropy"] / max(1, part.tokens)}, part.tokens)
         return loss, entropies, tokens
 
     def _with_entropy_bonus(self) -> AlgorithmSettings:
@@ -429,18 +458,8 @@ class PolicyUpdater:
         state |= {COEFFICIENT: min(max(coefficient, adaptive.min), adaptive.max), LAST_ENTROPY: entropy}
         return {COEFFICIENT: state[COEFFICIENT]}
 
-    def _plan_ahead(self, minibatch: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, PassPlan | None]]:
-        """Each micro-batch with the plan of its pass, which a thread makes during the pass before."""
-        if len(minibatch) == 1:  # A thread cannot start where memory has run out, which is then not told.
-            yield minibatch[0], self._plan(minibatch[0].on_host)
-            return
-        with ThreadPoolExecutor(1, "plan") as thread:
-            ready = thread.submit(self._plan, minibatch[0].on_host).result()
-            for micro_batch, following in pairwise(minibatch):
-                upcoming = thread.submit(self._plan, following.on_host)
-                yield micro_batch, ready
-                ready = upcoming.result()
-            yield minibatch[-1], ready
+    def _start_plan(self, batch: Batch) -> Future[PassPlan | None]:
+        return self._planner.submit(self._plan, batch)
 
     def _plan(self, batch: Batch) -> PassPlan | None:
         reader = self._policy.logprob_reader
@@ -462,11 +481,12 @@ class PolicyUpdater:
         return progress.follow(lambda share: self.on_pass(passes + share, total, passed + int(share * tokens)))
 
     def _update_critic(self, critic: Critic, micro_batches: Sequence[MicroBatch]) -> float:
-        tokens = self._ranks.add([sum(int(micro_batch.batch.mask_T.sum()) for micro_batch in micro_batches)])[0]
-        loss = sum(
-            critic.accumulate_gradient(micro_batch.batch, micro_batch.returns_T, int(tokens))
-            for micro_batch in micro_batches
+        written = torch.cat([micro_batch.on_host.mask_T for micro_batch in micro_batches]).sum()
+        tokens = int(self._ranks.add([int(written)])[0])
+        losses = [
+            critic.accumulate_gradient(micro_batch.batch, micro_batch.returns_T, tokens, _without_experts(plan))
+            for micro_batch, plan in plan_ahead(micro_batches)
             if micro_batch.returns_T is not None
-        )
+        ]
         critic.step()
-        return self._ranks.add([loss])[0]
+        return self._ranks.add([sum(torch.stack(losses).tolist())])[0]

@@ -248,7 +248,7 @@ def test_server_of_a_task_is_reached_by_a_host_that_is_named_in_full(tmp_path: P
 @pytest.mark.parametrize("option", [{"args": {"a": 1}}, {"start_s": 5.0}])
 def test_settings_that_harbor_does_not_use_are_refused(tmp_path: Path, option: dict[str, Any]) -> None:
     write_task(tmp_path, SAMPLES[0])
-    with pytest.raises(ValueError, match="is not used with harbor"):
+    with pytest.raises(ValueError, match="Extra inputs"):
         environment_of(tmp_path, **option)
     settings = environment_of(tmp_path)
     assert HarborSettings.model_validate(settings.model_dump()) == settings

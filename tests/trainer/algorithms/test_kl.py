@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.trainer.algorithms import reference_loops
 from tests.trainer.algorithms.reference_loops import ListBatch, step_totals
-from trainer.algorithms.loss import compute_importance_weights, compute_loss, estimate_kl, measure_mismatch
+from trainer.algorithms.loss import compute_importance_weights, compute_loss, estimate_kl, measure_mismatch, read_losses
 from trainer.algorithms.packing import Batch, BatchRow, TopLogprobs, pack
 from trainer.algorithms.settings import AlgorithmSettings, Estimator, KLSettings, MismatchSettings
 
@@ -76,7 +76,7 @@ def test_kl_term_is_added_to_the_loss() -> None:
     kl_T = estimate_kl(leaf, batch, "k2").detach()
     cost = float((batch.weights_T * kl_T).sum() / batch.weights_T.sum())
     assert (with_it.value - without.value).item() == pytest.approx(0.5 * cost)
-    assert with_it.metrics["kl/reference"] == pytest.approx(float(kl_T.sum() / batch.trained_T.sum()))
+    assert read_losses([with_it])[0]["kl/reference"] == pytest.approx(float(kl_T.sum() / batch.trained_T.sum()))
     in_the_reward = uncorrected.model_copy(update={"kl": KLSettings(coefficient=0.5, in_reward=True)})
     assert torch.equal(compute_loss(leaf, batch, totals, in_the_reward).value, without.value)
 
@@ -116,7 +116,7 @@ def test_kl_of_tokens_of_an_older_policy_has_the_factor_that_is_set(importance: 
         kl=KLSettings(coefficient=1.0, estimator="k3+", importance=importance),
         mismatch=MismatchSettings(truncate="token", cap=cap),
     )
-    found = compute_loss(logprobs_T, batch, step_totals(batch), settings).metrics["kl/reference"]
+    found = read_losses([compute_loss(logprobs_T, batch, step_totals(batch), settings)])[0]["kl/reference"]
     expected_T = (factor_T * estimate_kl(logprobs_T, batch, "k3+"))[trained_T]
     assert found == pytest.approx(float(expected_T.mean()))
 
@@ -189,10 +189,10 @@ def test_loss_is_weighted_by_token_and_reported() -> None:
     weights_T = compute_importance_weights(batch, settings)
     (gradient,) = torch.autograd.grad(plain.value, leaf)
     torch.testing.assert_close(torch.autograd.grad(corrected.value, leaf)[0], gradient * weights_T)
-    trained = batch.trained_T
-    assert corrected.metrics["mismatch/rejected"] == pytest.approx(float((weights_T[trained] == 0).double().mean()))
-    assert corrected.metrics["mismatch/factor"] == pytest.approx(float(weights_T[trained].mean()))
-    assert plain.metrics["mismatch/max"] == corrected.metrics["mismatch/max"] == measure_mismatch(batch).maximum
+    trained, (metrics, plain_metrics) = batch.trained_T, read_losses([corrected, plain])
+    assert metrics["mismatch/rejected"] == pytest.approx(float((weights_T[trained] == 0).double().mean()))
+    assert metrics["mismatch/factor"] == pytest.approx(float(weights_T[trained].mean()))
+    assert plain_metrics["mismatch/max"] == metrics["mismatch/max"] == measure_mismatch(batch).maximum
 
 
 @pytest.mark.parametrize(("off", "is_corrected"), [(0.0, False), (5e-4, False), (5e-3, True), (-5e-3, True)])

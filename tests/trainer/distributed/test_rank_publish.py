@@ -45,11 +45,12 @@ class Gathered:
     """Counts the bytes of gathered tensors that are alive."""
 
     def __init__(self) -> None:
-        self.now = self.most = self.tensors = 0
+        self.now = self.most = self.tensors = self.total = 0
 
     def __call__(self, value: Tensor, *, keep: bool = True) -> Tensor:
         whole: Tensor = self.gather(value, keep=keep)
         self.now += whole.nbytes
+        self.total += whole.nbytes
         self.tensors += 1
         self.most = max(self.most, self.now)
         weakref.finalize(whole.untyped_storage(), self._free, whole.nbytes)
@@ -127,6 +128,25 @@ def test_ranks_gather_adapters_alone_and_measure_it_where_it_happens(
     assert weights.gather_s > before and policy.adapter_shape == alone.adapter_shape
     full, _ = make_updater(channel, model, AlgorithmSettings(), UPDATES["full"])
     assert isinstance(full.weights, PolicyWeights) and full.weights.adapters() is None
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+async def test_ranks_send_what_they_compute_with(
+    channel: LeaderChannel, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    update = UPDATES[kind].model_copy(update={"dtype": "bfloat16"})
+    policy, _ = await to_thread.run_sync(make_updater, channel, model, AlgorithmSettings(), update)
+    alone, _ = make_updater(None, model, AlgorithmSettings(), update)
+    expected = {name: value for name, value in alone.weights.items() if name != "lm_head.weight"}
+    gathered = Gathered()
+    monkeypatch.setattr(sharded_policy, "gather_tensor", gathered)
+    async with two_servers("tensors", tmp_path) as (engine, fakes):
+        await engine.publish(policy.weights, 1)
+        assert engine.published_bytes == 2 * sum(value.numel() for value in expected.values())
+    for name, value in expected.items():
+        assert value.dtype == torch.bfloat16 and fakes[1].weights[name].equal(value), name
+    if kind == "full":
+        assert gathered.total == engine.published_bytes, "ranks send no more to each other"
 
 
 def has_weights(fake: Grouped, expected: dict[str, Tensor]) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import anyio
 import pytest
 import torch
+from anyio import from_thread
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
+from torch import Tensor
 
 from tests.trainer.engine_sglang.engine_harness import opened, serving, start_turn
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
@@ -248,3 +251,31 @@ async def test_whole_weights_are_published_to_a_quantised_server_only_if_it_quan
     fake.info["load_format"] = "flash_rl"
     async with opened(fake, finds=reads(new)) as engine:
         await engine.publish(new, 1)
+
+
+async def test_new_turns_start_while_published_weights_are_copied_and_a_lost_server_waits_for_the_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake, new, copying, copied = Fake(), weights(1), anyio.Event(), threading.Event()
+    take = HostCopies.take
+
+    def take_later(copies: HostCopies, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        from_thread.run_sync(copying.set)
+        assert copied.wait(60)
+        take(copies, tensors)
+
+    async with opened(fake, finds=reads(new)) as engine:
+        monkeypatch.setattr(HostCopies, "take", take_later)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.publish, new, 1)
+            await copying.wait()
+            assert (await engine.generate(IDS, Sampling(max_tokens=2))).versions == (1, 1)
+            fake.break_down()
+            with anyio.fail_after(60):
+                tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=2))
+                await wait_until(lambda: not engine.replicas[0].up)
+                fake.start_anew()
+                assert fake.version == "default"
+                copied.set()
+                await wait_until(lambda: engine.replicas[0].up)
+            assert fake.version == "1" and fake.weights[NAME].equal(new[NAME])

@@ -134,3 +134,20 @@ async def test_unrecoverable_server_fails_only_the_turns_that_wait_for_it(
             first.start_anew()
             with pytest.raises(EngineError, match="could not be recovered: RuntimeError: nobody thought of it"):
                 await engine.generate(IDS, Sampling(max_tokens=2))
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize(("dtypes", "sent"), [("bfloat16 bfloat16", "bfloat16"), ("bfloat16 float32", "float32")])
+async def test_servers_get_matrices_in_their_dtype_if_all_have_the_same(
+    name: str, dtypes: str, sent: str, tmp_path: Path
+) -> None:
+    given = {NAME: weights(1)[NAME], "vector": torch.arange(3.0), "half": torch.ones(2, 2).half()}
+    fakes = [Grouped(info={"dtype": dtype}) for dtype in dtypes.split()]
+    async with serving(*fakes) as urls, SGLangEngine(urls, way_of(name, tmp_path)) as engine:
+        with anyio.fail_after(60):
+            await engine.publish(given, 1)
+        expected = given | {NAME: given[NAME].to(getattr(torch, sent))}
+        assert engine.published_bytes == sum(tensor.nbytes for tensor in expected.values())
+    for fake in fakes:
+        for key, tensor in expected.items():
+            assert fake.weights[key].dtype == tensor.dtype and fake.weights[key].equal(tensor), key

@@ -106,6 +106,16 @@ def test_updates_that_bfloat16_cannot_hold_add_up_in_the_master_weights(tmp_path
     assert all(torch.equal(saved[name].bfloat16(), value) for name, value in policy.weights.items())
 
 
+def test_share_of_bfloat16_weights_that_a_step_changes_is_measured() -> None:
+    policy = Policy(tiny_model(), HALF)
+    before = {name: value.clone() for name, value in policy.weights.items()}
+    (-policy_logprobs(policy, ROWS).sum()).backward()
+    share = policy.step()["update/changed"]
+    changed = sum(int((value != before[name]).sum()) for name, value in policy.weights.items())
+    assert share == changed / sum(value.numel() for value in before.values()) and 0 < share < 0.5
+    assert "update/changed" not in Policy(tiny_model(), UpdateSettings()).step(), "float32 weights all change"
+
+
 def test_gradients_of_micro_batches_are_summed_in_float32() -> None:
     policy = Policy(tiny_model(), HALF)
     for _ in range(400):  # In bfloat16, sums stop at 256 times what is added.

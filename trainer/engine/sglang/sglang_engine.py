@@ -253,13 +253,14 @@ class SGLangEngine:
         async with self._lock:
             with self._published.replacing():
                 try:
-                    await self._replace_weights(await to_thread.run_sync(self._publisher.prepare, weights), version)
+                    sent = await self._replace_weights(weights, version)
                 except EngineError as error:
                     if not self._publisher.gives_up_adapters(error):
                         raise
                     for replica in self._request_targets:
                         replica.client.cancel_waiting(str(error))  # Their adapters are for other weights.
-                    await self._replace_weights(await to_thread.run_sync(self._publisher.prepare, weights), version)
+                    sent = await self._replace_weights(weights, version)
+            await self._published.keep(sent)  # New turns need not wait for the copy; a lost server does.
             used = set[str]().union(*(replica.used_adapters for replica in self._request_targets))
             await self._publisher.unload_unused(used)
         for replica in (*self.replicas, *self._request_targets):
@@ -268,17 +269,20 @@ class SGLangEngine:
                 self._on_lost(replica, replica.error or EngineError("it did not answer"))  # One more attempt.
         await self._wait_for_server()
 
-    async def _replace_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+    async def _replace_weights(self, weights: Mapping[str, Tensor], version: int) -> Mapping[str, Tensor]:
+        """Returns what was sent: the adapters alone, or the weights under their names in a checkpoint's files."""
+        weights = await to_thread.run_sync(self._publisher.prepare, weights)
         is_loaded = any(replica.load for replica in self._request_targets)
         if is_loaded and not isinstance(weights, Adapters):
             require_version_spans(self.replicas)
         await self._for_each_up(partial(Replica.require_own_weights, published=self.version))
         adapter = await self._publisher.send(weights, version, self.replicas)
-        await self._published.store(weights, version, adapter)
+        await self._published.announce(version, adapter)
         self.routing.forget()
         for replica in {*self.replicas, *self._request_targets}:
             replica.reset_prefixes()
         await self._for_each_up(self._published.verify)
+        return weights
 
     @property
     def _replicas_up(self) -> list[Replica]:

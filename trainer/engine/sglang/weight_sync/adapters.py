@@ -20,7 +20,7 @@ from anyio import to_thread
 from trainer.engine.base import Adapters, AdapterShape
 from trainer.engine.sglang.http_client import RequestRefused
 from trainer.engine.sglang.server_features import LOAD_ADAPTERS, UNLOAD_ADAPTER, ServerFeatures
-from trainer.engine.sglang.weight_sync.base import SyncTarget, load_timeout_s, post_checked
+from trainer.engine.sglang.weight_sync.base import SyncTarget, find_dtype, load_timeout_s, post_checked
 from trainer.engine.sglang.weight_sync.flat_bucket import LOAD_FORMAT, flatten_bucket
 
 LoraPublish = Literal["auto", "adapters", "merged"]
@@ -121,8 +121,7 @@ async def unload_adapter(target: SyncTarget, name: str) -> None:
 
 def _convert(adapters: Adapters, dtype: str) -> dict[str, torch.Tensor]:
     """The tensors in the servers' precision, which computes in it."""
-    to = getattr(torch, dtype, None)
-    given = to if isinstance(to, torch.dtype) and to.is_floating_point else torch.float32
+    given = find_dtype(dtype) or torch.float32
     return {name: tensor.detach().to("cpu", given) for name, tensor in adapters.items()}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import anyio
+import torch
 from torch import Tensor
 
 from trainer.engine.base import BucketedWeights, Buckets, EngineError
@@ -116,11 +117,41 @@ def rename_tensors(
     return weights if isinstance(weights, BucketedWeights) else rename(dict(untied_tensors(weights)))
 
 
-def split_into_buckets(weights: Mapping[str, Tensor], most: int) -> Buckets:
-    """The weights in buckets of at most `most` bytes, or of one tensor."""
+def split_into_buckets(weights: Mapping[str, Tensor], most: int, targets: Sequence[SyncTarget]) -> Buckets:
+    """The weights in buckets of at most `most` bytes, or of one tensor, and in the servers' dtype if it is smaller."""
+    parts: Buckets
     if isinstance(weights, BucketedWeights):
-        return weights.buckets(most)
-    return list(buckets(untied_tensors(weights), most))
+        parts = weights.buckets(most)
+    else:
+        parts = list(buckets(untied_tensors(weights), most))
+    dtypes = {find_dtype(target.features.dtype) for target in targets}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    return parts if dtype is None else RoundedBuckets(parts, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedBuckets:
+    """Buckets whose matrices are rounded when they are taken, as the servers would round them. Servers may have some
+    vectors in float32, such as the bias of a router."""
+
+    parts: Buckets
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, index: int, /) -> list[NamedTensor]:
+        return [(name, self._round(tensor)) for name, tensor in self.parts[index]]
+
+    def _round(self, tensor: Tensor) -> Tensor:
+        is_wider = tensor.is_floating_point() and tensor.itemsize > self.dtype.itemsize
+        return tensor.to(self.dtype) if is_wider and tensor.dim() > 1 else tensor
+
+
+def find_dtype(name: str) -> torch.dtype | None:
+    """The dtype of that name in a server's options; None for `auto`, which depends on its model."""
+    dtype = getattr(torch, name, None)
+    return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
 
 
 def buckets(weights: Iterable[NamedTensor], most: int) -> Iterator[list[NamedTensor]]:

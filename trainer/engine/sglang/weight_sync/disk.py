@@ -18,7 +18,7 @@ from anyio import to_thread
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainer.engine.base import EngineError
+from trainer.engine.base import Buckets, EngineError
 from trainer.engine.sglang.http_client import run_all
 from trainer.engine.sglang.weight_sync.base import (
     SyncTarget,
@@ -56,7 +56,8 @@ class DiskSync:
         with ExitStack() as stack:
             folder = stack.enter_context(await to_thread.run_sync(TemporaryFolder, self._folder, f"weights-{version}-"))
             body = {"model_path": str(folder.path), "weight_version": str(version), "flush_cache": flush}
-            size = await to_thread.run_sync(self._write_folder, folder.path, weights)
+            parts = split_into_buckets(weights, BUCKET, targets)
+            size = await to_thread.run_sync(self._write_folder, folder.path, parts)
             await run_all(partial(self._send_to, target, body, load_timeout_s(size)) for target in targets)
             if any(target.features.ranks > 1 for target in targets):
                 stack.pop_all()
@@ -66,13 +67,12 @@ class DiskSync:
     async def _send_to(self, target: SyncTarget, body: Mapping[str, object], within: float) -> None:
         await post_checked(target.client, "/update_weights_from_disk", body, within=within)
 
-    def _write_folder(self, folder: Path, weights: Mapping[str, Tensor]) -> int:
+    def _write_folder(self, folder: Path, parts: Buckets) -> int:
         """Writes the weights into the folder; returns how many bytes they have."""
         for file in self._model.glob("*.json"):
             if not file.name.endswith(".index.json"):
                 shutil.copyfile(file, folder / file.name)
-        parts, size = split_into_buckets(weights, BUCKET), 0
-        files: dict[str, str] = {}
+        size, files = 0, dict[str, str]()
         for index in range(len(parts)):
             part = {name: tensor.contiguous().cpu() for name, tensor in parts[index]}
             file_name = f"model-{index + 1:05}-of-{len(parts):05}.safetensors"

@@ -55,7 +55,7 @@ class ProcessGroupSync:
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
     ) -> int:
-        size, parts = 0, split_into_buckets(weights, BUCKET)
+        size, parts = 0, split_into_buckets(weights, BUCKET, targets)
         part = await to_thread.run_sync(parts.__getitem__, 0)
         device = part[0][1].device
         self._device = device if device.type == "cuda" else self._device

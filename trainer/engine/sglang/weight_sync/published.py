@@ -63,9 +63,19 @@ class PublishedWeights:
         if not self._current.is_set():
             await self._current.wait()
 
-    async def store(self, weights: Mapping[str, Tensor], version: int, adapter: str = "") -> None:
-        """Copies weights that nobody changes meanwhile, and computes the trainer's logprobs of the probes."""
+    async def announce(self, version: int, adapter: str) -> None:
+        """Notes what servers have from now on, and computes the trainer's logprobs of the probes."""
         self.adapter = adapter
+        logprobs = await to_thread.run_sync(self._compute_reference)
+        self._previous_logprobs, self._reference_logprobs, self.agreement, self.version = (
+            self._reference_logprobs,
+            logprobs,
+            None,
+            version,
+        )
+
+    async def keep(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies the announced weights, which nobody changes meanwhile."""
         if isinstance(weights, Adapters):
             await to_thread.run_sync(self._copies.take, weights.items())
             self.weights = Adapters(weights.shape, self._copies)
@@ -75,13 +85,6 @@ class PublishedWeights:
         else:
             await to_thread.run_sync(self._copies.take, untied_tensors(weights))
             self.weights = self._copies
-        logprobs = await to_thread.run_sync(self._compute_reference)
-        self._previous_logprobs, self._reference_logprobs, self.agreement, self.version = (
-            self._reference_logprobs,
-            logprobs,
-            None,
-            version,
-        )
 
     async def verify(self, replica: Replica) -> None:
         """Raises EngineError if a server reports another version, or has other weights or adapters."""

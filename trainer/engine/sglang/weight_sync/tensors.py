@@ -44,7 +44,7 @@ class TensorSync:
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
     ) -> int:
-        size, parts = 0, split_into_buckets(weights, BUCKET)
+        size, parts = 0, split_into_buckets(weights, BUCKET, targets)
         async with AsyncExitStack() as stack:
             for index in range(len(parts)):
                 part = await to_thread.run_sync(parts.__getitem__, index)

@@ -1,0 +1,85 @@
+"""Attention in one kernel gives the values of the blocks: for long rows, and where ranks share rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
+from trainer.policy import context_parallel
+from trainer.policy.context_parallel import ContextGroup
+from trainer.policy.flex_forest import BLOCK, SHORTEST
+from trainer.policy.logprobs import LogprobReader
+from trainer.policy.prefix_forest import CONTEXT
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # as on a CPU
+PREFIX = [token % 50 for token in range(3 * BLOCK + 7)]
+LONG_ROWS = [[*PREFIX, *range(40)] * 3, [*PREFIX, 3, *[9, 8, 7] * BLOCK], [*PREFIX, 3, 9], [7, 8]]
+RANKS = 2
+
+
+@torch.no_grad()
+def compute(model: PreTrainedModel, one_kernel: bool, context: ContextGroup | None = None) -> tuple[Tensor, Tensor]:
+    setattr(model, CONTEXT, context)
+    reader, tokens = LogprobReader(model, 64), pack_sequences(LONG_ROWS)
+    assert not reader.fallback_reason
+    reader.one_kernel = one_kernel
+    plan = reader.plan(*tokens[:3])
+    assert plan is not None and len(plan.forest.output_U) > SHORTEST, "the kernel's second length"
+    result = reader.compute_batch_logprobs(tokens, plan)
+    return result.logprobs_T, result.entropy_T
+
+
+@pytest.mark.parametrize("window", [None, 200], ids=["full", "sliding windows in every other layer"])
+def test_rows_over_several_blocks_have_the_values_of_the_blocks(window: int | None) -> None:
+    config: dict[str, Any] = {} if window is None else {
+        "use_sliding_window": True, "sliding_window": window,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    }  # fmt: skip
+    model = tiny_model(num_hidden_layers=3, **config)
+    expected, found = compute(model, False), compute(model, True)
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True))
+    whole = compute(tiny_model(num_hidden_layers=3), False)
+    assert torch.allclose(expected[0], whole[0], atol=1e-3) == (window is None), "windows hide something"
+
+
+@contextmanager
+def threads_as_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
+    """Threads that exchange tensors as ranks do; the group of each is its number."""
+    barrier, sent = Barrier(RANKS), dict[int, Tensor]()
+
+    def exchange(rank: int, values: Tensor) -> list[Tensor]:
+        sent[rank] = values
+        barrier.wait(60)
+        received = [sent[other].clone() for other in range(RANKS)]
+        barrier.wait(60)
+        return received
+
+    def all_to_all_single(result: Tensor, values: Tensor, *_: Any, group: int) -> None:
+        result.copy_(torch.cat([other.chunk(RANKS)[group] for other in exchange(group, values)]))
+
+    def all_reduce(values: Tensor, group: int) -> None:
+        values.copy_(torch.stack(exchange(group, values)).sum(0))
+
+    monkeypatch.setattr(context_parallel.dist, "all_to_all_single", all_to_all_single)
+    monkeypatch.setattr(context_parallel.dist, "all_reduce", all_reduce)
+    with ThreadPoolExecutor(RANKS) as threads:
+        yield threads
+
+
+def test_ranks_that_share_long_rows_have_the_values_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, models = compute(tiny_model(), False), [tiny_model() for _ in range(RANKS)]
+    with threads_as_ranks(monkeypatch) as threads:
+        ranks = [
+            threads.submit(compute, model, True, ContextGroup(rank, RANKS, rank)) for rank, model in enumerate(models)
+        ]
+        for rank in ranks:
+            assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(rank.result(120), expected, strict=True))
