@@ -25,14 +25,7 @@ async def test_tool_messages_keep_the_order_and_ids_of_the_calls(client: ApiClie
         {"role": "tool", "tool_call_id": f"call_{place}", "content": str(place)} for place in range(5)
     ]
     assert [item["tool_call_id"] for item in response["results"]] == [f"call_{place}" for place in range(5)]
-
-
-async def test_results_have_all_fields_and_their_time(client: ApiClient) -> None:
-    """Their values: tests/toolset_conformance."""
-    (result,) = (await client.call(await client.begin(), "facts"))["results"]
-    assert result["name"] == "facts" and result["elapsed_s"] > 0
-    fields = {"outcome", "reward", "done", "attempts", "structured", "metrics", "reason", "timing", "meta"}
-    assert result.keys() == fields | {"tool_call_id", "name", "elapsed_s"}
+    assert all(item["elapsed_s"] > 0 for item in response["results"])
 
 
 async def test_media_become_content_parts_in_order(client: ApiClient) -> None:
