@@ -19,6 +19,13 @@ MODULE = """
 from PIL import Image
 from gateway.native.base import ToolResponse
 
+class Shows:
+    def __init__(self, config): pass
+    async def start_interaction(self, instance_id=None, **kwargs): return instance_id
+    async def generate_response(self, instance_id, messages, **kwargs):
+        return False, [Image.new("RGB", (100, 100)), "look"], 0.0, {}
+    async def finalize_interaction(self, instance_id, **kwargs): pass
+
 def tiles(count: int) -> ToolResponse:
     return ToolResponse(text="tiles", image=[Image.new("RGB", (100, 100), (index, 0, 0)) for index in range(count)])
 """
@@ -50,6 +57,14 @@ async def test_number_and_size_of_a_tools_images_follow_its_entry(write: Write) 
         Text("[image left out: 100x100 pixels, more than 9999]"),
         Text("tiles"),
     )
+
+
+async def test_an_interactions_images_follow_its_entry(write: Write) -> None:
+    write("shows.py", MODULE)
+    file = write("tools.yaml", "interaction: [{name: it, class_name: shows.Shows, media: {max_pixels: 3136}}]\n")
+    async with Gateway.load(file, None) as gateway, gateway.open(Task(feedback="it")) as session:
+        feedback = await session.feedback([{"role": "assistant", "content": "?"}])
+    assert image_sizes(feedback.parts) == [(56, 56)] and feedback.message == "look"
 
 
 @pytest.mark.parametrize(
