@@ -67,6 +67,7 @@ def get_error(*words: str) -> str:
         (f"{ROLLOUT}.temperature=0.7", "sampling.temperature", 0.7),
         (f"{ROLLOUT}.top_k=-1", "sampling.top_k", 0),
         (f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml", "tools", ["tools.yaml"]),
+        (f"{ROLLOUT}.interaction_config_file=user.yaml", "tools", ["user.yaml"]),
         (f"{ROLLOUT}.multi_turn=True", "limits.assistant_turns", 512),
         (f"{ROLLOUT}.multi_turn.enable=False", "limits.assistant_turns", 1),
         ("rollout.multiturn.max_turns=5 rollout.multiturn.enabled=true", "limits.assistant_turns", 5),
