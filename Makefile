@@ -249,7 +249,7 @@ sglang: .sglang/installed  ## Make .sglang: SGLang in its own virtual environmen
 	.sglang/bin/python -m pip install --quiet --disable-pip-version-check $(SGLANG)
 	@touch $@
 
-test-sglang: install sglang  ## The tests that need a real SGLang server, about eight minutes
+test-sglang: install sglang  ## The tests that need a real SGLang server, about a quarter of an hour
 	$(BIN)/python $(PYTEST) --durations 20 --durations-min 5 tests/sglang $(UNLOCKED)
 
 environments: .environments/installed  ## Make .environments: Gymnasium, TextArena, OpenEnv and two releases of verifiers, each in a Python of its own (2 GB)

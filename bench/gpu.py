@@ -45,7 +45,8 @@ from trainer.engine.sglang.server_process import ServerOptions, ServerProcess  #
 
 RESULTS = ROOT / "bench" / "results"
 START_S = 180.0
-SMALL_DEADLINE_S = 300.0
+SMALL_DEADLINE_S = 600.0
+"""Of a server's start and of each part, on a CPU."""
 CPU_TOKENS = 32768
 """The KV cache of a server without a GPU."""
 
@@ -132,7 +133,7 @@ class Bench:
             context=shape.context,
             cache_tokens=None if torch.cuda.is_available() else CPU_TOKENS,
             extra=tuple(self.arguments.options.split()),
-            start_s=max(1.0, min(START_S, self.left_s)),
+            start_s=max(1.0, min(SMALL_DEADLINE_S if self.arguments.small else START_S, self.left_s)),
         )
         server = ServerProcess(model, options, log=self.work / "server.log")
         try:

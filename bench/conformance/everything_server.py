@@ -1,10 +1,12 @@
 """An MCP server with every feature of the protocol, to test that a gateway in front of it passes all of them on.
 
 It has the tools, resources and prompts that the MCP conformance suite expects, in old and modern protocol versions.
+With `--port N` it serves `http://127.0.0.1:N/mcp`, without it uses stdio.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import warnings
@@ -12,6 +14,7 @@ from typing import Any
 
 import anyio
 import mcp_types as types
+import uvicorn
 from everything import input_tools, tools
 from everything.task_tools import EXTENSION, TaskParams, TaskTools
 from everything.tools import PNG, elicitation_request, text
@@ -178,9 +181,17 @@ async def serve_stdio(server: Server[Any]) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="An MCP server that offers one of everything.")
+    parser.add_argument("--port", type=int, default=None, help="serve HTTP here; otherwise speak stdio")
+    port = parser.parse_args().port
     # Logging and sampling are deprecated, but older protocol versions still need them.
     warnings.simplefilter("ignore", MCPDeprecationWarning)
-    anyio.run(serve_stdio, build_server())
+    if port is None:
+        anyio.run(serve_stdio, build_server())
+    else:
+        # h11, because httptools keeps the white space around header values, which is not part of them.
+        app = build_server().streamable_http_app()
+        uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", http="h11", timeout_graceful_shutdown=2)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from gateway.types import Context, Feedback, Outcome, Text, ToolCall
 from tests.conftest import Write
 from tests.servers.forked_server import forked_command
 
-SERVER = Path(__file__).parents[1] / "conformance" / "everything_server.py"
+SERVER = Path(__file__).parents[2] / "bench/conformance/everything_server.py"
 ASK = "test_input_required_result_elicitation"
 ORDER = {
     "message": "What do you want?",

@@ -19,7 +19,7 @@ from tests.servers.forked_server import forked_command
 from tests.servers.start_server import free_port, kill_process_group
 from tests.waiting import PATIENCE_S, wait_until
 
-EVERYTHING_SERVER = str(Path(__file__).parents[1] / "conformance" / "everything_server.py")
+EVERYTHING_SERVER = str(Path(__file__).parents[2] / "bench/conformance/everything_server.py")
 modern_transports = pytest.mark.parametrize("transport", ["stdio", "http"])
 all_transports = pytest.mark.parametrize("transport", TRANSPORTS)
 

@@ -22,7 +22,7 @@ from tests.mcp_server.task_client import TASKS, TaskClient, connect_over_http, c
 from tests.servers.forked_server import forked_command
 from tests.waiting import wait_until
 
-EVERYTHING_SERVER = Path(__file__).parents[1] / "conformance/everything_server.py"
+EVERYTHING_SERVER = Path(__file__).parents[2] / "bench/conformance/everything_server.py"
 YES = {"action": "accept", "content": {"confirm": True}}
 each_transport = pytest.mark.parametrize("transport", ["http", "stdio"])
 
