@@ -141,3 +141,18 @@ def test_a_damaged_part_another_python_and_another_torch_are_refused_by_name(
         told = install(broken, tmp_path / "target", machine[0], PYTHONPATH=str(tmp_path))
         assert told.returncode == 1 and words in told.stderr and other in told.stderr, told.stderr
     assert not (tmp_path / "target" / "mtrl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--size", "many"], "'many' is no size; write 64M"),
+        (["--model", "nowhere"], "nowhere holds no config.json"),
+        (["--torch", "99.0", "--without-sglang"], "torch"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_packed(words: list[str], problem: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(OFFLINE / "bundle.py"), "--dir", str(tmp_path / "bundle"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode and problem in done.stderr and "Traceback" not in done.stderr
+    assert not list((tmp_path / "bundle").glob("*.xz*"))

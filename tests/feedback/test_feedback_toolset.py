@@ -61,6 +61,16 @@ async def test_a_call_with_wrong_arguments_is_invalid(arguments: str) -> None:
     assert result.reward is None
 
 
+async def test_a_turn_beyond_its_deadline_is_a_timeout_and_not_the_policys_failure() -> None:
+    interaction = Recorder({"turn": "hang"})
+    late = FeedbackToolset({"one": interaction}, timeouts_s={"one": 0.05})
+    with anyio.fail_after(60):
+        async with late as toolset, toolset.open(Task(feedback="one")) as session:
+            feedback = await session.feedback(make_chat("a"))
+    assert feedback.outcome is Outcome.TIMEOUT and "0.05 s" in str(feedback.reason)
+    assert interaction.count("finalize") == 1
+
+
 async def test_an_interaction_that_fails_gives_no_reward_by_either_door() -> None:
     toolset = make_toolset(one=Recorder({"turn": RuntimeError("no")}))
     call = ToolCall("c", "feedback_one", json.dumps({"messages": make_chat("a")}))

@@ -25,6 +25,7 @@ async def test_tool_messages_keep_the_order_and_ids_of_the_calls(client: ApiClie
         {"role": "tool", "tool_call_id": f"call_{place}", "content": str(place)} for place in range(5)
     ]
     assert [item["tool_call_id"] for item in response["results"]] == [f"call_{place}" for place in range(5)]
+    assert all(item["elapsed_s"] > 0 for item in response["results"])
 
 
 async def test_media_become_content_parts_in_order(client: ApiClient) -> None:
@@ -81,6 +82,7 @@ async def test_invalid_body_is_refused_with_the_field(client: ApiClient) -> None
         ({}, "tool_calls"),
         ({"tool_calls": [{}]}, "tool_calls.0.function"),
         ({"tool_calls": [tool_call("add", 7)]}, "tool_calls.0.function.arguments.str"),
+        ({"tool_calls": [tool_call("add") | {"type": "custom"}]}, "tool_calls.0.type"),
         ({"messages": [{}, {"tool_calls": [{"function": {}}]}]}, "messages.1.tool_calls.0.function.name"),
         ({"tool_calls": [], "layout": "pretty"}, "layout"),
         ({"tool_calls": [tool_call("add")] * 1025}, "tool_calls"),

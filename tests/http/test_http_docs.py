@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jsonschema_rs
@@ -25,3 +26,7 @@ def test_openapi_references_resolve_and_schemas_are_valid() -> None:
     assert {reference.removeprefix("#/components/schemas/") for reference in references(spec)} <= set(schemas)
     for schema in schemas.values():
         jsonschema_rs.meta.validate(schema)
+    operations = [(path, each) for path, methods in spec["paths"].items() for each in methods.values()]
+    assert len({each["operationId"] for _, each in operations}) == len(operations)
+    for path, each in operations:
+        assert [one["name"] for one in each["parameters"] if one["in"] == "path"] == re.findall(r"{(\w+)}", path)

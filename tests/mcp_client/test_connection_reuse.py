@@ -72,6 +72,19 @@ async def connect_to_server() -> AsyncIterator[tuple[CountingServer, httpx2.Asyn
             tasks.cancel_scope.cancel()
 
 
+async def test_connections_of_concurrent_requests_are_all_used_again() -> None:
+    async with connect_to_server() as (server, client):
+        for count in (4, 8):
+            server.release = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(4):
+                    tasks.start_soon(client.get, server.url)
+                while server.request_count < count:  # noqa: ASYNC110 - bounded above; the server is a loop of its own
+                    await anyio.sleep(0.001)
+                server.release.set()
+        assert len(server.streams) == 4
+
+
 async def test_idle_connection_of_an_origin_that_is_never_used_again_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.mcp_client.http_client._KEEPALIVE_S", 0.01)
     async with connect_to_server() as (server, _), Services() as services:

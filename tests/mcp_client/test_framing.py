@@ -30,6 +30,11 @@ def test_line_is_oversized_exactly_if_longer_than_max_bytes(parts: list[bytes], 
     assert [isinstance(line, OversizedLine) for line in parsed] == [len(line) > max_bytes for line in message]
 
 
+def test_endless_line_takes_bounded_memory() -> None:
+    lines = LineSplitter(1000)
+    assert not any(lines.feed(b"x" * 1000) for _ in range(100)) and len(lines._kept) < 2000
+
+
 @given(st.lists(st.text(alphabet="abc :", min_size=1, max_size=8), min_size=1, max_size=4), st.integers(1, 7))
 def test_events_do_not_depend_on_chunk_borders(data: list[str], step: int) -> None:
     wire = "".join(

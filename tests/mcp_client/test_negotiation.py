@@ -79,6 +79,8 @@ def test_request_is_prepared_for_its_protocol_version() -> None:
     assert prepared["_meta"]["trace"] == "x" and "progressToken" not in prepared["_meta"]
     assert options["headers"]["mcp-name"] == "t" and options["headers"]["mcp-method"] == "tools/call"
     assert options["headers"]["Mcp-Param-A"].startswith("=?base64?")
+    _, options = modern.prepare_request("tasks/get", {"taskId": "7"}, DEFAULT_CONTEXT)
+    assert options["headers"]["mcp-name"] == "7"
     without_handler, _ = modern.prepare_request("tools/call", params, DEFAULT_CONTEXT)
     declared = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
     assert without_handler["_meta"]["io.modelcontextprotocol/clientCapabilities"] == declared

@@ -80,6 +80,7 @@ RAMP = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
         RAMP,
         RAMP.transpose(2, 0, 1),
         RAMP.astype(np.int64),
+        RAMP.astype(np.float32),
         (RAMP / 255).astype(np.float32).transpose(2, 0, 1),
         torch.tensor(RAMP),
         torch.tensor(RAMP / 255, requires_grad=True),

@@ -74,6 +74,10 @@ CASES: dict[str, tuple[Change, str]] = {
         lambda server: setattr(server, "authorization_servers", ["http://169.254.169.254/latest"]),
         "it is not https",
     ),
+    "the authorization server is at a link-local address": (
+        lambda server: setattr(server, "authorization_servers", ["https://169.254.169.254"]),
+        "is at a link-local address, where its server is not",
+    ),
     "the authorization server is at a private address": (
         lambda server: setattr(server, "authorization_servers", ["https://[::ffff:10.0.0.1]"]),
         "is at a private address, where its server is not",
