@@ -24,7 +24,6 @@ C_OPEN, C_CLOSE = "<|START_ACTION|>", "<|END_ACTION|>"
 P_OPEN, P_CLOSE = "<|tool_call|>", "<|/tool_call|>"
 M_OPEN, M_CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
 ATEM = '<atem:function_calls><atem:invoke name="{}">{}</atem:invoke></atem:function_calls>'
-ATEM_FIELD = '<atem:parameter name="a">1</atem:parameter>'
 SCHEMAS = {
     "add": {
         "type": "object",

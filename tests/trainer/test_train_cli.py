@@ -35,13 +35,17 @@ from trainer.storage.rollout_file import Rollouts, RolloutWriter
 from trainer.storage.run_status import RunStatus
 
 
-def test_invalid_row_is_reported_by_file_and_line_before_the_run(run: RunCommand, model: Path) -> None:
-    data = write_rows("wrong.jsonl", {"prompt": "?", "tools": ["ad"]})
+def test_invalid_row_and_a_server_that_is_down_are_reported_before_the_run(run: RunCommand, model: Path) -> None:
+    data, server = write_rows("wrong.jsonl", {"prompt": "?", "tools": ["ad"]}), {"command": "/nowhere/server"}
     words = ("rollout", "--tools", native_tools(), "--model", model, "--data", data, "--out", "r", "--record")
+    words += ("--mcp", "servers.json")
+    Path("servers.json").write_text(json.dumps({"mcpServers": {"gone": server}}))
     output = run(*words, code=2).output
     assert "wrong.jsonl:1: tools: the gateway offers no tool 'ad'" in output and "did you mean 'add'?" in output
+    assert "server gone is down: cannot start '/nowhere/server'" in output
     assert not Path("r", "rollouts.jsonl").exists()
     write_rows("wrong.jsonl", PLAIN_ROW)
+    Path("servers.json").write_text(json.dumps({"mcpServers": {"gone": {**server, "optional": True}}}))
     Path("small.yaml").write_text(json.dumps(SMALL_SETTINGS))
     run(*words, "--config", "small.yaml", "--n", 1)
     assert len(Rollouts(Path("r"))) == 1, "what the first attempt left does not stand in the way of the second"

@@ -205,7 +205,14 @@ while True:
     await wait_until(lambda: not find_marked(marker))
 
 
-async def test_agent_that_takes_too_much_memory_fails_by_itself() -> None:
+@pytest.mark.parametrize("counts", [True, False], ids=["counted", "limited by process"])
+async def test_agent_may_reserve_more_memory_than_it_may_write_and_fails_by_itself_when_it_takes_too_much(
+    counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not counts:
+        monkeypatch.setattr(cgroups, "find_parent", lambda: None)
+    reserves = "import mmap; mmap.mmap(-1, 2**35, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0); ask('x')"
+    assert (await play(reserves, sandbox={"memory_mb": 256})).stop is StopReason.DONE
     rollout = await play("ask('x'); data = bytearray(b'x' * 2**30)", sandbox={"memory_mb": 256})
     assert rollout.stop is StopReason.AGENT_FAILED and "emory" in rollout.reason
 

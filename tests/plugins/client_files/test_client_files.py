@@ -31,7 +31,7 @@ VS_CODE = """{
   // Asked once.
   "inputs": [
     {"type": "promptString", "id": "api-key", "description": "Key of the search", "password": true},
-    {"type": "promptString", "id": "level", "default": "info"},
+    {"type": "promptString", "id": "level", "default": "a,]//b"},
   ],
   "servers": {
     "search": {"type": "http", "url": "https://search.example//mcp", "headers": {"X-Key": "${input:api-key}"}},
@@ -137,7 +137,7 @@ def test_file_of_vs_code_is_read_with_comments_and_inputs(write: Write, tmp_path
     search = {"url": "https://search.example//mcp", "transport": "streamable-http", "headers": {"X-Key": "a"}}
     assert _fields(config, "search") == search
     assert _fields(config, "local")["args"] == (f"{tmp_path}/s.js",)
-    assert _fields(config, "local")["env"] == {"LEVEL": "info"}
+    assert _fields(config, "local")["env"] == {"LEVEL": "a,]//b"}
     assert config.notes == (
         ".vscode/mcp.json:9: servers.local.dev: `dev` is ignored: it is a setting of another program",
     )

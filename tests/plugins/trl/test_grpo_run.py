@@ -83,7 +83,7 @@ def test_a_loaded_model_is_saved_into_the_run_first(model: Path) -> None:
     assert Path("run/initial_model/config.json").exists()
 
 
-def test_settings_of_a_run_file_override_the_arguments(model: Path) -> None:
+async def test_settings_of_a_run_file_override_the_arguments_also_where_an_event_loop_runs(model: Path) -> None:
     _, output = train(model, settings={"steps": 2, "update": {"minibatches": 2}, "checkpoint": {"every": 1}})
     settings = load_run_settings(output.folder)
     assert output.metrics["step"] == 2

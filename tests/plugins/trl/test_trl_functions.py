@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -197,6 +199,19 @@ def test_a_function_may_call_back_from_the_same_thread() -> None:
         return int(await to_thread.run_sync(caller.call, lambda: caller.call(int, 1.0, "3"), 30.0))
 
     assert run_with_caller(main) == 3
+
+
+def test_ctrl_c_stops_training_and_is_passed_on() -> None:
+    ended = threading.Event()
+
+    async def main(caller: CallerThread) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep(20)
+        ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_with_caller(main)
+    assert not ended.is_set()
 
 
 SAFES = [{"prompt": [{"role": "user", "content": "Open it."}], "code": 7}] * 2

@@ -200,9 +200,9 @@ def test_translate_writes_run_file_and_reports_each_key(run: RunCommand, write: 
 
 
 def test_translate_fails_with_places_and_exit_code(run: RunCommand, write: Write) -> None:
-    write("bad.yaml", "data:\n  prompt_key: left\n")
+    write("bad.yaml", "data:\n  prompt_key: left\n  shufle: true\n")
     expected = run("translate", "bad.yaml", code=2).output
-    assert "bad.yaml:2: data.prompt_key" in expected
+    assert "bad.yaml:2: data.prompt_key" in expected and "bad.yaml:3: data.shufle: unknown key" in expected
     assert "there is no input" in run("translate", code=2).output
     assert "| `data.train_batch_size` | `prompts` |" in run("translate", "--table").output
 

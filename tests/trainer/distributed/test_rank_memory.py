@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from tests.forked_python import ForkedPopen
+from tests.trainer.distributed.expert_models import save_expert_model
 from tests.trainer.distributed.rank_pools import make_updater, running_ranks
 from tests.trainer.distributed.test_any_number_of_ranks import LEARNING_RATE, batches_of
 from tests.trainer.policy.tiny_policies import tiny_model
@@ -123,14 +124,19 @@ def test_mixed_precision_trains_as_float32_but_for_rounding_and_keeps_float32_we
     assert kinds == {torch.float32}, "weights and optimizer of all ranks"
 
 
+@pytest.mark.parametrize("kind", ["dense", "mixtral"])
 def test_each_rank_reads_and_allocates_only_its_part_of_the_model(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_model(tie_word_embeddings=True).config
-    config.hidden_size, config.intermediate_size, config.num_hidden_layers = 256, 2048, 12
-    config.layer_types = config.layer_types[:1] * config.num_hidden_layers
-    large = Qwen3ForCausalLM(config)
-    large.save_pretrained(tmp_path)
+    """Experts are stored one by one, and stacked in the model."""
+    if kind == "dense":
+        config = tiny_model(tie_word_embeddings=True).config
+        config.hidden_size, config.intermediate_size, config.num_hidden_layers = 256, 2048, 12
+        config.layer_types = config.layer_types[:1] * config.num_hidden_layers
+        large: PreTrainedModel = Qwen3ForCausalLM(config)
+        large.save_pretrained(tmp_path)
+    else:
+        large = save_expert_model(tmp_path, kind, hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
     whole = sum(value.nbytes for value in large.parameters())
     assert whole > 5e7
     del large

@@ -29,6 +29,7 @@ from trainer.train.rehearsal import make_arguments
 SCHEMA = "tool_schema: {type: function, function: {name: t, description: d}}"
 FILES: Mapping[str, str] = {
     "servers.json": '{"mcpServers": {}}',
+    "gone.json": '{"mcpServers": {"gone": {"command": "/nowhere/server"}}}',
     "job.yaml": "model: demo\ndata: demo\ntools: tools\nsteps: 3\nn: 4\n",
     "tools.yaml": "tools: []\n",
     "asked.jsonl": '{"prompt": "what is 2 + 2", "ground_truth": "4"}\n',
@@ -149,6 +150,7 @@ MISTAKES: Mapping[str, Mistake] = {
     "a class that is no tool": offered(
         f"class_name: odd_tools.Plain, config: {{}}, {SCHEMA}", "has no `execute`", "`gateway.native.base:BaseTool`"
     ),
+    "a server that cannot be started": in_file("server gone is down: cannot start '/nowhere/server'", mcp="gone.json"),
     # The command line.
     "a run file that is not there": typed("--config nosuch", "name a YAML file, or one of agent, default, gsm8k"),
     "rows without a model": typed("--data rows.jsonl", "words of its own tasks, not those of `data`", "name a `model`"),

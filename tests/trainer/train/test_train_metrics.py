@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from math import inf, nan
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -253,6 +253,15 @@ def test_resumed_run_continues_the_reporter_run(tmp_path: Path, hosted: Fake, na
     first, again, other = (begun[key] for _, begun in fake.named("init"))
     assert first == again != other
     assert not set(first) & set("/\\#?%:")
+
+
+def test_run_at_mlflow_gets_settings_once_and_goes_on_when_it_is_resumed(tmp_path: Path, hosted: Fake) -> None:
+    fake = hosted("mlflow")
+    fake.info = SimpleNamespace(run_id="r1")  # type: ignore[attr-defined]
+    assert report_run(tmp_path, "mlflow") == report_run(tmp_path, "mlflow") == []
+    assert [begun["run_id"] for _, begun in fake.named("start_run")] == [None, "r1"]
+    assert len(fake.named("log_params")) == 1
+    assert fake.named("log_metrics") == [(({"loss": 0.5},), {"step": step}) for step in (1, 2, 1, 2)]
 
 
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
