@@ -43,17 +43,18 @@ async def test_fields_of_an_action_are_the_arguments_of_the_tool() -> None:
     assert rollout.infos["environment"]["return"] == 1.0 and rewards(rollout) == [1.0]
 
 
-async def test_rollouts_wait_while_the_server_is_full() -> None:
-    async def play(index: int) -> None:
-        rollouts.append(await runs.run(guess(secret(0)), index=index))
+async def test_rollouts_have_their_own_episodes_at_once_and_wait_while_the_server_is_full() -> None:
+    async def play(row: int) -> None:
+        rollouts.append(await runs.run(guess(secret(row)), row=row))
 
     rollouts: list[Rollout] = []
-    async with open_server(capacity=1) as server, open_run(f"openenv:{server.url}") as runs:
+    async with open_server(capacity=3) as server, open_run(f"openenv:{server.url}") as runs:
         async with anyio.create_task_group() as tasks:
-            for index in range(4):
-                tasks.start_soon(play, index)
-        assert server.most == 1
-    assert [rollout.stop for rollout in rollouts] == [StopReason.TOOL_DONE] * 4
+            for row in range(16):
+                tasks.start_soon(play, row)
+        assert 1 < server.most <= 3
+    assert [rollout.stop for rollout in rollouts] == [StopReason.TOOL_DONE] * 16
+    assert [rollout.infos["environment"]["return"] for rollout in rollouts] == [1.0] * 16
 
 
 async def test_server_that_stays_full_is_named_with_what_to_raise() -> None:

@@ -363,7 +363,7 @@ def make_gateway(folder: Path, settings: SandboxSettings, tool: BlockingTool) ->
     return Gateway([*plan.sources, Source("blocking", blocking)], services=plan.services)
 
 
-async def test_rollouts_of_a_machine_that_hangs_are_played_again_on_others(
+async def test_rollouts_of_a_machine_that_hangs_are_played_again_on_others_and_it_is_used_again_once_it_goes_on(
     start_server: StartServer, tmp_path: Path, quick: None
 ) -> None:
     lost, other, tool = start_server(), start_server(), BlockingTool()
@@ -383,6 +383,12 @@ async def test_rollouts_of_a_machine_that_hangs_are_played_again_on_others(
                 tool.event("loss").set()
                 finished = [group async for group in groups]
         assert STATISTICS.machines[lost.name] == STATISTICS.machines[other.name] == 0
+        lost.send(signal.SIGCONT)
+        with anyio.fail_after(PATIENCE_S):
+            async with AsyncExitStack() as sessions:
+                while not STATISTICS.machines[lost.name]:
+                    session = await sessions.enter_async_context(gateway.open(Task()))
+                    await session.call(ToolCall("1", "shell", '{"command": "echo"}'))
     assert [len(group.rollouts) for group in finished] == [3, 3]
     failed = [rollout for group in finished for rollout in group.failed]
     assert [rollout.stop for rollout in failed] == [StopReason.TOOL_FAILED] * 3
