@@ -285,6 +285,21 @@ def test_made_up_arguments_follow_the_schema(schema: dict[str, Any], arguments: 
     assert make_arguments(schema) == arguments
 
 
+def test_state_that_a_server_or_a_sandbox_has_not_is_named_by_row_with_the_closest_one(run: Run, place: Path) -> None:
+    server = json.loads((FOLDER / "servers.json").read_text())["mcpServers"]["shelves"]
+    del server["state"]
+    server |= {"cwd": str(FOLDER), "states": str(place / "tools/states")}
+    Path("mcp_servers.json").write_text(json.dumps({"mcpServers": {"shelves": server}}))
+    write_config(data="t.jsonl", mcp="mcp_servers.json")
+    Path("tools/states/full").mkdir(parents=True)
+    Path("tools/box.yaml").write_text("tools:\n  - sandbox_tools: [files]\n    states: states\n")
+    Path("t.jsonl").write_text("".join(json.dumps(row | {"ground_truth": "7"}) + "\n" for row in ROWS))
+    output = run("--config", "run.yaml", "--dry-run", code=2)
+    for source in ("shelves", "sandbox"):
+        assert f"t.jsonl:3: state: {source}: there is no state 'ful'" in output
+    assert output.count("(1 more row names it)") == output.count("did you mean 'full'?") == 2
+
+
 @pytest.fixture(scope="module")
 async def job(anyio_backend: str) -> AsyncIterator[Job]:
     async with open_job(small_job()) as job:
@@ -389,18 +404,3 @@ ROWS = [
     {"prompt": "x", "state": "ful"},
     {"prompt": "y", "state": "ful"},
 ]
-
-
-def test_state_that_a_server_or_a_sandbox_has_not_is_named_by_row_with_the_closest_one(run: Run, place: Path) -> None:
-    server = json.loads((FOLDER / "servers.json").read_text())["mcpServers"]["shelves"]
-    del server["state"]
-    server |= {"cwd": str(FOLDER), "states": str(place / "tools/states")}
-    Path("mcp_servers.json").write_text(json.dumps({"mcpServers": {"shelves": server}}))
-    write_config(data="t.jsonl", mcp="mcp_servers.json")
-    Path("tools/states/full").mkdir(parents=True)
-    Path("tools/box.yaml").write_text("tools:\n  - sandbox_tools: [files]\n    states: states\n")
-    Path("t.jsonl").write_text("".join(json.dumps(row | {"ground_truth": "7"}) + "\n" for row in ROWS))
-    output = run("--config", "run.yaml", "--dry-run", code=2)
-    for source in ("shelves", "sandbox"):
-        assert f"t.jsonl:3: state: {source}: there is no state 'ful'" in output
-    assert output.count("(1 more row names it)") == output.count("did you mean 'full'?") == 2
