@@ -22,7 +22,7 @@ PYTEST := -m pytest --reruns 1 -rR
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # What the oldest packages are tested with.
-LOWEST := $(addprefix tests/,config http mcp_client mcp_server native trainer/algorithms trainer/policy trainer/templates trainer/test_template.py)
+LOWEST := $(addprefix tests/,config mcp_client mcp_server native trainer/algorithms trainer/templates trainer/test_template.py trainer/policy/test_policy.py trainer/policy/test_update.py)
 
 # Makes a virtual environment with a Python of 3.12 or newer, if there is one.
 NEWER_VENV := venv() { for v in 3.12 3.13 3.14; do if PYENV_VERSION=$$v python$$v -m venv "$$1" 2> /dev/null; then return; fi; done; return 1; }; venv
@@ -109,7 +109,7 @@ peers: .peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers
 	@touch $@
 
 test-lowest: .lowest/installed  ## Tests of the core with the oldest releases that pyproject.toml allows
-	.lowest/bin/python -m pytest $(LOWEST)
+	.lowest/bin/python $(PYTEST) -W default::DeprecationWarning $(LOWEST)  # of releases, not of ours
 
 harbor-peer: .harbor-peers/installed  ## Harbor itself, which takes a Python of 3.12 or newer: its recorded verdicts are checked against it
 

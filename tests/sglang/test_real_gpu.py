@@ -60,7 +60,7 @@ def check_figures(by_part: dict[str, list[dict[str, Any]]]) -> None:
     if "rollouts" in by_part:
         assert values("rollouts", "prefix cache hits")[0] >= 0.95 and values("rollouts", "share of bare SGLang")[0] > 0
     if "publishing" in by_part:
-        ways = {line["way"] for line in by_part["publishing"] if line["figure"] == "publishing" and "value" in line}
+        ways = {line["way"] for line in by_part["publishing"] if line.get("figure") == "publishing" and "value" in line}
         assert ways >= {"tensors", "disk"}
     if "update 0.5B" in by_part:
         shared, alone, *_ = values("update 0.5B", "computed")
