@@ -174,7 +174,9 @@ async def _initialize(send: Send, notify: Notify, wanted: str) -> NegotiatedProt
         "capabilities": dict(CLIENT_CAPABILITIES),
         "clientInfo": _CLIENT_INFO,
     }
-    result = await send("initialize", params, {"cancel_on_abandon": False})
+    # A modern server that is asked in the old way, too, wants the method in each request's headers.
+    headers = {MCP_METHOD_HEADER: "initialize"}
+    result = await send("initialize", params, {"cancel_on_abandon": False, "headers": headers})
     version = result.get("protocolVersion")
     if version not in HANDSHAKE_PROTOCOL_VERSIONS:
         raise UpstreamError(Outcome.UNAVAILABLE, f"it speaks MCP {version!r}, which this gateway does not support")
@@ -184,7 +186,8 @@ async def _initialize(send: Send, notify: Notify, wanted: str) -> NegotiatedProt
         _as_mapping(result.get("serverInfo")),
         _as_text(result.get("instructions")),
     )
-    await notify("notifications/initialized", None, {"headers": {MCP_PROTOCOL_VERSION_HEADER: protocol.version}})
+    headers = {MCP_PROTOCOL_VERSION_HEADER: protocol.version, MCP_METHOD_HEADER: "notifications/initialized"}
+    await notify("notifications/initialized", None, {"headers": headers})
     return protocol
 
 

@@ -20,18 +20,19 @@ def unsupported_version(*versions: str) -> MCPError:
 
 
 async def negotiate_with(*answers: Any, version: str | None = None) -> tuple[NegotiatedProtocol, list[str]]:
-    """Negotiates with a server that gives these answers in order; returns the protocol and the methods it was sent."""
+    """Negotiates with a server that gives these answers in order; returns the protocol and the methods it was sent,
+    each of which is in a header, too."""
     remaining, methods = list(answers), []
 
     async def send(method: str, params: dict[str, Any], options: CallOptions) -> dict[str, Any]:
-        methods.append(method)
+        methods.append((options.get("headers") or {})["mcp-method"])
         answer = remaining.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return dict(answer)
 
     async def notify(method: str, params: dict[str, Any] | None, options: CallOptions) -> None:
-        methods.append(method)
+        methods.append((options.get("headers") or {})["mcp-method"])
 
     return await negotiate(send, notify, 10, version=version), methods
 
