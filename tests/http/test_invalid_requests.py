@@ -82,6 +82,15 @@ async def test_unknown_and_closed_ids_get_the_same_error(client: ApiClient) -> N
         assert answer.status_code == 404 and answer.json()["error"]["param"] == "id"
 
 
+async def test_unknown_paths_methods_and_parameters_use_the_error_format(client: ApiClient) -> None:
+    for method, path, status in (("GET", "/", 404), ("GET", "/v1/tools/", 404), ("GET", "/v1/sessions/a/b/c", 404),
+                                 ("PUT", "/v1/tools", 405), ("GET", "/v1/calls", 405), ("HEAD", "/healthz", 200),
+                                 ("GET", "/v1/tools?audience=everyone", 422)):  # fmt: skip
+        answer = await client(method, path)
+        assert answer.status_code == status and (status == 200 or answer.json()["error"]["remedy"])
+    assert (await client("PATCH", "/v1/sessions/x")).headers["allow"] == "GET, DELETE"
+
+
 async def test_non_finite_numbers_become_null(client: ApiClient, id: str) -> None:
     (result,) = (await client.call(id, "odd"))["results"]
     assert result["structured"] == {"nan": None, "thing": "<thing>"} and result["reward"] is None
