@@ -103,7 +103,7 @@ def load_config(
     return Config(
         tools=tuple(_with_default_limit(entry, result_limit) for entry in natives),
         sandbox_tools=tuple(_with_default_limit(entry, result_limit) for entry in boxes),
-        interactions=tuple(_with_name(entry) for entry in interactions),
+        interactions=tuple(entry.model_copy(update={"name": entry.offered_name}) for entry in interactions),
         servers={name: _with_default_limits(entry, result_limit) for name, entry in found_servers.items()},
         files=tuple(loader.files),
         notes=tuple(dict.fromkeys(loader.notes)),
@@ -127,11 +127,6 @@ def _with_instructions(entry: ConfiguredServer, instructions: Instructions) -> C
     if "instructions" in entry.server.model_fields_set:
         return entry
     return entry.model_copy(update={"server": entry.server.model_copy(update={"instructions": instructions})})
-
-
-def _with_name(entry: InteractionEntry) -> InteractionEntry:
-    name = entry.offered_name
-    return entry.model_copy(update={"name": name, "config": {**entry.config, "name": name}})
 
 
 def _translate_file(raw: Any, file: Path) -> TranslatedFile:

@@ -120,7 +120,7 @@ class Dispatcher:
             if key is not None and (waiter := self._waiters.get(key)) is not None:
                 waiter.end(message.result if isinstance(message, JSONRPCResponse) else message.error)
             elif isinstance(message, JSONRPCError) and key is None:
-                self.note_unreadable(message.error.message)
+                self.note_unreadable(f"it answers no request: {message.error.message}")
             return
         if self.ended.is_set():
             return

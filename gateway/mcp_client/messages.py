@@ -174,11 +174,13 @@ def _to_message(frame: dict[str, Any]) -> JSONRPCMessage | None:
         return JSONRPCNotification.model_construct(jsonrpc="2.0", method=method, params=params)
     if not has_id:
         error = frame.get("error")
+        if request_id is None and isinstance(error, dict):
+            return error_response(None, *_read_error(frame))
         if not isinstance(error, dict) and "result" not in frame:
             return None
         shown = "none" if request_id is None else json.dumps(request_id)[:_SHOWN_CHARS]
         error_text = f"; its error says: {_read_error(frame)[0]}" if isinstance(error, dict) else ""
-        return error_response(None, f"it answers with the id {shown}, which no request has{error_text}")
+        return error_response(None, f"the answer's id is {shown}, which no request has{error_text}")
     result = frame.get("result")
     if isinstance(result, dict):
         return build_message(JSONRPCResponse, id=request_id, result=result)

@@ -31,6 +31,15 @@ def test_module_may_import_its_neighbour_later(write: Write) -> None:
     assert load_object("mine_c:late", write("tool_configs/a.yaml", ""))() == 7
 
 
+def test_missing_names_are_reported_with_a_remedy_and_those_of_the_working_folder_are_found(write: Write) -> None:
+    near = write("tool_configs/mine_e.py", "def calculate(): ...").with_name("a.yaml")
+    assert _error_of("mine_e:calcluate", near).remedy == "did you mean 'calculate'?"
+    missing = _error_of("mine_nowhere.tools:add", near)
+    assert missing.problem == "there is no module 'mine_nowhere'" and "tool_configs" in missing.remedy
+    write("mine_b/tools.py", "def add(): return 7")
+    assert load_object("mine_b.tools:add", near)() == 7
+
+
 def test_user_file_does_not_shadow_a_library(write: Write) -> None:
     write("tool_configs/json.py", "loads = None")
     assert load_object("json:loads", write("tool_configs/a.yaml", "")) is not None

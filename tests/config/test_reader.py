@@ -60,8 +60,9 @@ def test_invalid_json_is_refused_with_the_location(text: str, expected: str, wri
     assert _error_of(write("a.json", text)).startswith(expected)
 
 
-def test_dates_stay_text_and_exponents_are_numbers(write: Write) -> None:
-    assert read_file(write("a.yaml", "{a: 2024-01-01, b: 1e-5, c: -2E3, d: 1.5, e: 1e, f: yes, g: ~}")) == {
+def test_dates_stay_text_exponents_are_numbers_and_merged_keys_are_overridden(write: Write) -> None:
+    text = "{a: 2024-01-01, b: 1e-5, c: -2E3, d: 1.5, e: 1e, f: yes, g: ~, h: &h {a: 1, b: 2}, i: {<<: *h, b: 3}}"
+    assert read_file(write("a.yaml", text)) == {
         "a": "2024-01-01",
         "b": 1e-5,
         "c": -2000.0,
@@ -69,4 +70,15 @@ def test_dates_stay_text_and_exponents_are_numbers(write: Write) -> None:
         "e": "1e",
         "f": True,
         "g": None,
+        "h": {"a": 1, "b": 2},
+        "i": {"a": 1, "b": 3},
     }
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.json"])
+def test_empty_file_is_none_and_what_is_no_text_is_refused(name: str, write: Write) -> None:
+    file = write(name, "\n")
+    assert read_file(file) is None
+    file.write_bytes(b"tools: \xff\xfe")
+    assert _error_of(file) == f"{name}: is not UTF-8 text (byte 7)"
+    assert ": cannot be read: " in _error_of(file.parent)

@@ -41,6 +41,9 @@ def test_relative_paths_are_resolved_from_the_file(write: Write, load_files: Loa
     assert server.args == ("./left/alone",)
 
 
+OF_ROLLOUT = {"command": "a", "args": ["${MTRL_ROLLOUT_DIR}"], "isolation": "process"}
+
+
 @pytest.mark.parametrize(
     ("server", "expected"),
     [
@@ -96,6 +99,11 @@ def test_relative_paths_are_resolved_from_the_file(write: Write, load_files: Loa
             {"url": "http://a", "oauth": {"client_metadata_url": "http://a/b"}},
             "s.oauth.client_metadata_url: a client metadata document has an https address",
         ),
+        (OF_ROLLOUT | {"isolation": "session"}, "s.args: `${MTRL_ROLLOUT_DIR}` belongs to one rollout"),
+        (OF_ROLLOUT | {"args": [], "keep_state": "a"}, "s.keep_state: `keep_state` is for the folder of a rollout"),
+        (OF_ROLLOUT | {"state": "nowhere"}, "s.state: there is no such folder or archive"),
+        (OF_ROLLOUT | {"states": "nowhere"}, "s.states: there is no such folder"),
+        (OF_ROLLOUT | {"warm": 2, "env": {"SEED": "${MTRL_SEED}"}}, "s.warm: `warm` starts processes before"),
         ({"url": "http://a", "oauth": {"issuer": "login"}}, "s.oauth.issuer: this is not an HTTP address"),
     ],
 )

@@ -62,6 +62,59 @@ def test_conflicting_entries_of_a_server_are_both_named(
     )
 
 
+GSM8K = "interaction: [{class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction}]"
+DISABLED = SERVERS.replace('"time": {', '"time": {"disabled": true, ')
+MISTAKES: dict[str, tuple[dict[str, str], list[str]]] = {
+    "unknown servers": (
+        {"a.yaml": "tools: [{server: tmie}, {server: database}]"},
+        ["tools[0].server: there is no server 'tmie'\n  remedy: did you mean 'time'?", "known servers: time, web"],
+    ),
+    "a broken file of servers": (
+        {"a.yaml": "tools: [{server: x}]", "../mcp_servers.json": '{"mcp_server": {}}'},
+        ["mcpServers: is missing", "mcp_server: unknown key\n  remedy: did you mean `mcpServers`?"],
+    ),
+    "a disabled server": (
+        {"a.yaml": "tools: [{server: time}, {server: t}]", "../mcp_servers.json": DISABLED},
+        ["there is no server 't'"],
+    ),
+    "two servers with one name": (
+        {"a.yaml": "tools: [{mcp: {mcp_servers_config_path: ../b.json}}]", "../b.json": DISABLED},
+        ["two servers are named 'web': one of mcp_servers.json mcpServers.web, one of b.json mcpServers.web"],
+    ),
+    "no file of servers": (
+        {"a.yaml": "tools: [{mcp: {mcp_servers_config_path: ./b.json}}]"},
+        ["mcp.mcp_servers_config_path: there is no servers file tool_configs/b.json nor b.json\n"],
+    ),
+    "two tools with one name": (
+        {"a.yaml": "tools: [{function: a:b, name: add}]", "b.yml": "tools: [{function: a:c, name: dd, prefix: a}]"},
+        ["b.yml:1: tools[0]: two tools are named 'add': one of tool_configs/a.yaml tools[0], one of tool_configs/b.y"],
+    ),
+    "two interactions with one name": (
+        {"a.yaml": GSM8K, "b.yaml": "interaction: {class_name: my.Checker, name: gsm8k}"},
+        ["b.yaml:1: interaction[0]: two interactions are named 'gsm8k': one of tool_configs/a.yaml interaction[0]"],
+    ),
+    "a single interaction": (
+        {"a.yaml": "interaction: {class_name: my.Own, confg: {}}"},
+        ["tool_configs/a.yaml:1: interaction.confg: unknown key"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_between_files_name_their_places(mistake: str, write: Write, load_errors: LoadErrors) -> None:
+    files, expected = MISTAKES[mistake]
+    for name, text in {"../mcp_servers.json": SERVERS, **files, ".hidden.yaml": "[", "notes.md": "["}.items():
+        write(f"tool_configs/{name}", text)
+    messages = load_errors()
+    assert all(words in message for words, message in zip(expected, messages, strict=True)), messages
+
+
+def test_entry_that_moved_in_its_file_is_equal(write: Write, load_files: LoadConfig) -> None:
+    write("tool_configs/a.yaml", "tools: [{function: c:d}, {function: a:b}, {function: a:b}]")
+    _, before, after = load_files().tools
+    assert before == after and before.owner != after.owner
+
+
 def test_errors_of_all_files_are_reported_together(write: Write, load_errors: LoadErrors) -> None:
     write("mcp_servers.json", '{"mcpServers": {"x": {"comand": "y"}, "two": {"command": "a", "url": "http://b"}}}')
     write(

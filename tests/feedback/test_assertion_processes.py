@@ -56,6 +56,7 @@ async def judge(program: str, assertion: str, stdin: str = "") -> str | None:
 async def test_assertions_that_hold_pass() -> None:
     blocks = [f"def block():\n{indent(assertion, '    ')}\nblock()" for assertion in HELD]
     assert await judge(PROGRAM, "\n".join(blocks)) is None
+    assert await judge("x = input()", "assert x == 'seven'", "seven\n") is None
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.errors import SessionError
 from gateway.feedback.code import CodeInteraction, ProgramLimits, last_code_block, run_python
@@ -44,6 +42,16 @@ async def test_a_wrong_program_scores_the_fraction_and_the_reply_has_the_first_f
     assert feedback.score == pytest.approx(2 / 3)
     assert feedback.message == "2 of 3 tests passed. Test 3 failed: for the input '5' expected '10', got '25'."
     assert not feedback.done
+    assert (await judge("print(int(input()) ** 2)", CASES, score="all")).score == 0.0
+
+
+async def test_time_of_all_tests_is_limited_and_an_answer_without_code_is_told_the_form() -> None:
+    feedback = await judge("import time; time.sleep(60)", CASES, wall_s=10.0, total_s=0.4)
+    assert feedback.score == 0.0 and "the time for all tests was used up" in feedback.message
+    interaction = CodeInteraction({"tests": ["assert True"]})
+    async with FeedbackToolset({"code": interaction}) as toolset, toolset.open(Task()) as session:
+        feedback = await session.feedback(make_chat("no code"))
+    assert (feedback.done, feedback.score) == (False, 0.0) and "```" in feedback.message
 
 
 @pytest.mark.parametrize(
@@ -107,9 +115,3 @@ async def test_a_session_without_usable_tests_is_refused(tests: Any) -> None:
 )
 def test_the_last_closed_block_is_the_program(text: str, source: str | None) -> None:
     assert last_code_block(text) == source
-
-
-@given(before=st.text(alphabet="ab `\n"), source=st.text(alphabet="xy=1 \n"))
-def test_a_block_is_found_after_any_closed_text(before: str, source: str) -> None:
-    text = before if last_code_block(before + "\n```\nprobe\n```") == "probe" else ""
-    assert last_code_block(f"{text}\n```python\n{source}\n```") == "\n".join(f"{source}\n".splitlines())

@@ -26,6 +26,7 @@ async def run_script(config: dict[str, Any], *texts: str, **start: Any) -> list[
 
 async def test_replies_are_given_in_order_and_then_the_rollout_ends() -> None:
     script = {"replies": [{"say": "one", "score": 0.1}, {"say": "two"}], "farewell": "bye"}
+    assert await run_script(script, "a", replies=[{"say": "its row's"}]) == [(False, "its row's", 0.0)]
     assert await run_script(script, "a", "b", "c") == [(False, "one", 0.1), (False, "two", 0.0), (True, "bye", 0.0)]
 
 
@@ -50,14 +51,15 @@ async def run_attempts(config: dict[str, Any], *texts: str) -> list[tuple[bool, 
 
 
 async def test_a_later_success_has_a_lower_score_and_ends_the_rollout() -> None:
-    turns = await run_attempts({"interaction": GSM8K, "weights": [1.0, 0.5]}, "#### 1", "#### 42")
+    config = {"interaction": GSM8K, "weights": [1.0, 0.5], "max_attempts": 4}
+    turns = await run_attempts(config, "#### 1", "#### 2", "#### 42")
     assert turns[0] == (
         False,
-        f"{WRONG_REPLY}\nAttempts left: 2.",
+        f"{WRONG_REPLY}\nAttempts left: 3.",
         0.0,
-        {"attempt": 1, "attempts_left": 2, "scores": [0.0]},
+        {"attempt": 1, "attempts_left": 3, "scores": [0.0]},
     )
-    assert turns[1] == (True, RIGHT_REPLY, 0.5, {"attempt": 2, "attempts_left": 1, "scores": [0.0, 1.0]})
+    assert turns[2] == (True, RIGHT_REPLY, 0.5, {"attempt": 3, "attempts_left": 1, "scores": [0.0, 0.0, 1.0]})
 
 
 def test_verls_class_can_be_the_judge_of_attempts() -> None:

@@ -11,9 +11,10 @@ import httpx2
 import pytest
 from starlette.responses import Response
 
+from gateway.errors import SessionError
 from gateway.feedback import simulated
 from gateway.feedback.interaction_toolset import FeedbackToolset
-from gateway.feedback.simulated import SimulatedInteraction
+from gateway.feedback.simulated import SimulatedInteraction, swap_roles
 from gateway.types import Feedback, Outcome, Task
 from tests.feedback.interactions import make_chat
 from tests.servers.chat_endpoint import ChatServer, completion, serve_chat
@@ -57,6 +58,31 @@ async def test_a_rule_scores_the_turn_and_a_right_answer_ends_it(endpoint: ChatS
     right, _ = await get_feedback(endpoint, "So 42.", args={"ground_truth": 42}, rule="flexible")
     wrong, _ = await get_feedback(endpoint, "So 41.", args={"ground_truth": 42}, rule="flexible")
     assert (right.score, right.done, wrong.score, wrong.done) == (1.0, True, 0.0, False)
+
+
+async def test_a_busy_endpoint_is_asked_again_and_the_stop_text_ends_the_rollout(endpoint: ChatServer) -> None:
+    answers = [Response("", 429), Response("", 503), completion("Yes. [DONE]")]
+    endpoint.respond = lambda count, _: answers[count - 1]
+    feedback, _ = await get_feedback(endpoint, "42")
+    assert (feedback.message, feedback.done, dict(feedback.metadata)) == ("Yes.", True, {"stopped": True})
+
+
+async def test_what_may_have_been_answered_is_not_asked_again(endpoint: ChatServer) -> None:
+    endpoint.respond = lambda count, _: Response(b"{", headers={"content-length": "1000"})
+    broken, _ = await get_feedback(endpoint, "42")
+    endpoint.respond = lambda count, _: completion(str(endpoint.release.wait(20)))
+    late, _ = await get_feedback(endpoint, "42", timeout_s=2)
+    assert (broken.outcome, late.outcome) == (Outcome.UNAVAILABLE, Outcome.TIMEOUT)
+    assert "broke off" in str(broken.reason) and len(endpoint.requests) == 2
+    with pytest.raises(SessionError, match="a `rule` needs `ground_truth`"):
+        await get_feedback(endpoint, "42", rule="strict")
+
+
+def test_the_simulated_user_sees_only_texts_of_user_and_assistant() -> None:
+    user = {"role": "user", "content": [{"type": "text", "text": "u"}, {"type": "image"}]}
+    unseen = [{"role": "system", "content": "s"}, {"role": "tool", "content": "t"}, {"role": "assistant"}]
+    chat = [user, *unseen, {"role": "assistant", "content": "a"}]
+    assert swap_roles(chat) == [{"role": "assistant", "content": "u"}, {"role": "user", "content": "a"}]
 
 
 async def test_a_judge_scores_the_turn(endpoint: ChatServer) -> None:

@@ -26,8 +26,8 @@ NOT_TAKEN = {
     "pretty": "cannot be read: its JSON is spread over several lines",
     "utf16": "cannot be read: it is UTF-16",
     "lsp": "cannot be read: it has Content-Length headers",
-    "float_id": "cannot be read: it answers with the id",
-    "null_id": "its error says: no such thing",
+    "float_id": "cannot be read: it answers no request: the answer's id is",
+    "null_id": "it answers no request: no such thing",
     "flood": "the gateway is behind",
 }
 """What is no answer in time, with what is said in place of silence."""

@@ -15,19 +15,12 @@ from gateway.mcp_client.messages import UnreadableMessageError, find_request_id,
 chunks = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\r", b"")) | st.just(b"\n"), max_size=20)
 
 
-@given(chunks)
-def test_lines_do_not_depend_on_chunk_borders(parts: list[bytes]) -> None:
-    lines = LineSplitter(10_000)
-    parsed = [line for part in parts for line in lines.feed(part)]
-    assert parsed == b"".join(parts).split(b"\n")[:-1]
-
-
-@given(chunks, st.integers(0, 10))
-def test_line_is_oversized_exactly_if_longer_than_max_bytes(parts: list[bytes], max_bytes: int) -> None:
+@given(chunks, st.integers(0, 10) | st.just(10_000))
+def test_lines_are_whole_whatever_the_chunk_borders_or_oversized(parts: list[bytes], max_bytes: int) -> None:
     lines = LineSplitter(max_bytes)
     parsed = [line for part in parts for line in lines.feed(part)]
-    message = b"".join(parts).split(b"\n")[:-1]
-    assert [isinstance(line, OversizedLine) for line in parsed] == [len(line) > max_bytes for line in message]
+    whole = [None if len(line) > max_bytes else line for line in b"".join(parts).split(b"\n")[:-1]]
+    assert [None if isinstance(line, OversizedLine) else line for line in parsed] == whole
 
 
 def test_endless_line_takes_bounded_memory() -> None:
@@ -49,10 +42,11 @@ def test_events_do_not_depend_on_chunk_borders(data: list[str], step: int) -> No
 
 @given(st.sampled_from(["\n", "\r", "\r\n"]), st.integers(1, 7))
 def test_lines_of_events_end_with_any_line_end(end: str, step: int) -> None:
-    wire = "\ufeff" + end.join(["data: a", "data: b", "", ": comment", "id: 1", "data: c", "", ""])
+    wire = "\ufeff" + end.join(["data: a", "data: b", "", ": comment", "retry: 1500", "id: 1", "data: c", "", ""])
     data, events = wire.encode(), EventParser(10_000)
     parsed = [event for at in range(0, len(data), step) for event in events.feed(data[at : at + step])]
     assert parsed == [ServerSentEvent("message", b"a\nb", ""), ServerSentEvent("message", b"c", "1")]
+    assert events.retry_s == 1.5
 
 
 @pytest.mark.parametrize(
@@ -71,8 +65,11 @@ def test_lines_of_events_end_with_any_line_end(end: str, step: int) -> None:
     ],
 )
 def test_json_is_parsed_as_the_message_it_is_meant_to_be(text: str, kind: type) -> None:
-    (message,) = parse_messages(text.encode())
-    assert type(message) is kind
+    batch = f'[{text}, 3, null, {{}}, {{"id": true, "method": "m"}}, {text}]'
+    for data, count in ((text, 1), (batch, 3)):
+        messages = parse_messages(data.encode())
+        assert len(messages) == count and type(messages[0]) is type(messages[-1]) is kind
+    assert parse_messages(b"INFO: {") == []
 
 
 @pytest.mark.parametrize(

@@ -172,13 +172,26 @@ async def test_stream_with_event_ids_is_resumed() -> None:
         assert exchange.requests[1].headers["last-event-id"] == "7"
 
 
-@pytest.mark.parametrize("content", [b"<html>", b"", b'{"jsonrpc":"2.0","id":99,"result":{}}'])
-async def test_body_without_the_answer_is_an_error(content: bytes) -> None:
-    async with connect_to_function(lambda request: httpx2.Response(200, content=content)) as exchange:
+OTHER = b'{"jsonrpc":"2.0","id":99,"result":{}}'
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"", OTHER, b"data: " + OTHER + b"\n\n"])
+async def test_body_without_the_answer_is_an_error_and_answers_no_other_request(content: bytes) -> None:
+    kind = "text/event-stream" if content.startswith(b"data") else "application/json"
+    response = httpx2.Response(200, headers={"content-type": kind}, content=content)
+    async with connect_to_function(lambda _: response) as exchange:
         message, _ = await exchange.request()
-        while not isinstance(message, JSONRPCError):
-            message = await exchange.messages.next()
-        assert "is not JSON-RPC" in message.error.message
+        assert isinstance(message, JSONRPCError) and message.id == 1
+        assert ("is not JSON-RPC" if kind.endswith("json") else "ended without an answer") in message.error.message
+        assert ("id 99" in exchange.messages.unreadable) == (OTHER in content)
+
+
+async def test_json_rpc_error_in_an_error_status_is_passed_on() -> None:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32602, "message": "no such tool", "data": [1]}}
+    async with connect_to_function(lambda _: httpx2.Response(400, json=body)) as exchange:
+        message, pending = await exchange.request()
+        assert isinstance(message, JSONRPCError) and pending.undelivered_reason is None
+        assert (message.id, message.error.code, message.error.data) == (1, -32602, [1])
 
 
 @pytest.mark.parametrize(("version", "is_posted"), [("2025-11-25", True), ("2026-07-28", False)])
