@@ -1,12 +1,13 @@
 """Counts the eager operations of an update in mtrl and in TRL: each is a launch from Python, or a kernel on a GPU.
 
-python bench/operations.py          # half a minute; part of `make bench-trainer`
+python bench/operations.py          # half a minute; writes the end of bench/results/trainer.md, as `make bench-trainer`
 Layers that differ by two tell what a layer costs; the rest is the embedding, the head, the loss and the optimizer.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,10 +28,13 @@ from trainer.policy.settings import UpdateSettings  # noqa: E402
 from trainer.policy.update import PolicyUpdater  # noqa: E402
 
 LAYERS = (2, 4)
+HEAD = "| an update of one micro-batch |"
 
 
 def main() -> None:
-    print(format_counts(*count_operations()))
+    counts, file = format_counts(*count_operations()), ROOT / "bench" / "results" / "trainer.md"
+    print(counts)
+    file.write_text(file.read_text().partition(HEAD)[0] + counts + "\n")
 
 
 def count_operations() -> tuple[dict[str, list[Mapping[str, int]]], str]:
@@ -60,14 +64,14 @@ def count_operations() -> tuple[dict[str, list[Mapping[str, int]]], str]:
 def format_counts(found: Mapping[str, list[Mapping[str, int]]], about: str) -> str:
     """A table of what a layer and the rest take, by kind."""
     heads = [f"{name}, {part}" for name in found for part in ("a layer", "the rest")]
-    lines = ["| an update of one micro-batch | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
+    lines = [f"{HEAD} " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
     for kind, title in KINDS.items():
         cells = []
         for few, many in found.values():
             layer = (many[kind] - few[kind]) / (LAYERS[1] - LAYERS[0])
             cells += [f"{layer:,.0f}", f"{few[kind] - LAYERS[0] * layer:,.0f}"]
         lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", about])
+    return "\n".join([*lines, "", f"Counted {time.strftime('%Y-%m-%d')}; {about}"])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Engine, update and steps with a real model of 135 million parameters, beside peers, on a CPU.
 
 python bench/real_model.py                  # an hour and a half; writes bench/results/real_model.{json,md}
-python bench/real_model.py --only engine    # or update, step, or turns; other parts stay as they are in the results
+python bench/real_model.py --only engine    # or update, step, turns, or experts; others stay as they are
 
 Engines cost core-milliseconds and milliseconds a token, beside Hugging Face's `generate` and an SGLang server
 (`make sglang`). An update on given rows costs core-seconds and seconds, beside TRL's on the same rows, and so does a
-whole step with tools. `turns` is how far the logprobs of engines are from the trainer's, turn by turn.
+whole step with tools. `turns` is how far the logprobs of engines are from the trainer's, turn by turn; `experts` is
+what router replay makes of that, with a tiny model of experts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import anyio  # noqa: E402
 import psutil  # noqa: E402
 import torch  # noqa: E402
+from expert_replay import format_replay, measure_replay  # noqa: E402
 from fetch_model import PACKAGE, fetch_model  # noqa: E402
 from gpu_trl import measure_trl_update  # noqa: E402
 from gpu_workload import ModelShape, make_batch  # noqa: E402
@@ -98,7 +100,7 @@ def main() -> None:
     for name in (args.only,) if args.only else PARTS:
         load = os.getloadavg()[0]
         part = PARTS[name](folder)
-        found[name] = {"about": describe_machine(load, part.pop("versions")), "found": part}
+        found[name] = {"about": describe_machine(load, part.pop("versions"), part.pop("model", PACKAGE)), "found": part}
         out.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(found, indent=1) + "\n")
     text = format_results(found)
@@ -106,10 +108,10 @@ def main() -> None:
     (out / "real_model.md").write_text(text)
 
 
-def describe_machine(load: float, versions: str) -> str:
+def describe_machine(load: float, versions: str, model: str) -> str:
     """Date, model, machine and versions."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, load {load:.1f} before"
-    return f"{time.strftime('%Y-%m-%d')}; {PACKAGE}; {machine}; torch {version('torch')}, {versions}"
+    return f"{time.strftime('%Y-%m-%d')}; {model}; {machine}; torch {version('torch')}, {versions}"
 
 
 async def measure_engines(folder: Path) -> dict[str, Any]:
@@ -295,6 +297,8 @@ def format_results(found: dict[str, Any]) -> str:
         lines += ["", format_steps(part["found"]), "", f"Measured {part['about']}."]
     if part := found.get("turns"):
         lines += ["", format_turns(part["found"]["turns"]), "", f"Measured {part['about']}."]
+    if part := found.get("experts"):
+        lines += ["", format_replay(part["found"]["replay"]), "", f"Measured {part['about']}."]
     return "\n".join(lines) + "\n"
 
 
@@ -303,6 +307,7 @@ PARTS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "update": measure_updates,
     "step": measure_whole_steps,
     "turns": partial(anyio.run, measure_turns),
+    "experts": lambda _: anyio.run(measure_replay),
 }
 
 

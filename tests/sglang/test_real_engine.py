@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 from transformers import PreTrainedModel
 
+from bench.expert_replay import Size, measure_replay
+from tests.sglang.conftest import OPTIONS, started
 from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of
 from tests.trainer.policy.tiny_policies import pack_sequences
 from trainer.algorithms.settings import ReferenceSettings
 from trainer.engine.base import Sampling
 from trainer.engine.sglang.server_process import ServerProcess
+from trainer.engine.sglang.weight_sync.base import RoundedBuckets, untied_tensors
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.reference import ServedReference
 
@@ -63,6 +67,23 @@ async def test_weights_arrive_by_every_transfer_and_can_be_restored(
     assert third.cached_tokens == 0
 
 
+async def test_bfloat16_server_is_sent_what_it_would_have_rounded(
+    model: Path, policy: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = [value for _, value in untied_tensors(policy.state_dict())]
+    rounded = sum(value.nbytes // (2 if value.dim() > 1 else 1) for value in sent)
+    async with (
+        started(model, tmp_path, replace(OPTIONS, extra=("--dtype", "bfloat16"))) as server,
+        opened(server, policy=policy) as engine,
+    ):
+        assert engine.published_bytes == rounded and engine.agreement is not None
+        difference = engine.agreement.max_difference
+        monkeypatch.setattr(RoundedBuckets, "_round", lambda _, value: value)
+        await engine.publish(policy.state_dict(), 1)
+        assert engine.published_bytes == sum(value.nbytes for value in sent)
+        assert engine.agreement.max_difference == difference > AGREE
+
+
 async def test_most_likely_tokens_of_a_served_teacher_are_the_models(
     server: ServerProcess, policy: PreTrainedModel
 ) -> None:
@@ -74,3 +95,8 @@ async def test_most_likely_tokens_of_a_served_teacher_are_the_models(
     local = LogprobReader(policy, 1024).compute_top_logprobs(*inputs)
     assert (served.logprobs_TK - local.logprobs_TK).abs().max() <= AGREE
     assert (served.ids_TK == local.ids_TK).float().mean() > 0.9  # Equally likely ones may change places.
+
+
+async def test_training_with_the_experts_that_a_server_tells_is_closer_to_it() -> None:
+    found = (await measure_replay(Size(rollouts=8, turns=2)))["replay"]
+    assert found["with"]["kl"] < found["without"]["kl"] / 2

@@ -184,7 +184,8 @@ def seen():
     except NotImplementedError as error:
         seen = str(error)
     names = ("SGLANG_USE_CPU_ENGINE", "SGLANG_ROPE_CACHE_FP32", "OMP_NUM_THREADS")
-    return seen, str(torch.ops.torchvision.nms), [os.environ.get(name) for name in names]
+    pinned = torch.cuda.cudart().cudaHostRegister(0, 1, 0)
+    return seen, str(torch.ops.torchvision.nms), [os.environ.get(name) for name in names], pinned
 
 if __name__ == "__main__":
     multiprocessing.set_start_method("spawn")
@@ -214,10 +215,10 @@ def test_sglang_processes_find_the_kernel_stand_in_and_user_options_come_last(in
     assert words.index("float32") < words.index("bfloat16")
     assert words[words.index("--attention-backend") + 1] == "torch_native"
     assert seen["first"] == seen["spawned"]
-    refused, operator, environment = seen["first"]
+    refused, operator, environment, pinned = seen["first"]
     assert "assign_req_to_token_pool_cpu" in refused
     assert operator == "torchvision.nms"
-    assert environment == ["1", "1", "1"]
+    assert environment == ["1", "1", "1"] and pinned == 0
 
 
 def test_untested_release_is_refused_without_cuda() -> None:

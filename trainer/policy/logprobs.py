@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -38,6 +38,20 @@ def language_model_of(model: PreTrainedModel) -> Any:
     return getattr(model.base_model, "language_model", model)
 
 
+class ImagePlan(NamedTuple):
+    """Where the images of a batch are among the nodes that a pass computes."""
+
+    positions_3U: Tensor
+    """Each node's position in its sequence, on three axes."""
+    node_F: Tensor
+    """The nodes of image tokens."""
+    feature_F: Tensor
+    """The row of the vision encoder's output that each of these is."""
+
+    def to(self, device: torch.device) -> ImagePlan:
+        return ImagePlan(*(move_tensor(each, device) for each in self))
+
+
 class VisionInputs:
     """The images of a batch. Ids below 0 are positions in them, counted down as in `trainer.algorithms.packing`."""
 
@@ -56,20 +70,26 @@ class VisionInputs:
         expanded = self._processor.prepare_prompt(ids, self._images).ids
         return [next(next_id) if token < 0 or token == self._family.image_id else token for token in expanded]
 
-    def build_forest_inputs(self, ids_U: Tensor, positions_3U: Tensor) -> dict[str, Any]:
+    def plan(self, ids_T: Tensor, sequence_T: Tensor, forest: PrefixForest) -> ImagePlan:
+        """Where the images are in a forest of these tokens, which are in the host's memory."""
+        positions_3U = torch.zeros(3, len(forest.output_U), dtype=torch.long)
+        positions_3U[:, forest.node_T] = self._compute_positions(ids_T, sequence_T)
+        node_F = (forest.ids_U < 0).nonzero()[:, 0]
+        own_N = slice(None) if forest.own_N is None else forest.own_N
+        return ImagePlan(positions_3U[:, own_N], node_F, -1 - forest.ids_U[node_F])
+
+    def build_forest_inputs(self, ids_U: Tensor, plan: ImagePlan) -> dict[str, Any]:
         """Inputs of the language model for all nodes of a forest at once."""
         vision_module = self._model.get_submodule(self._family.vision_module)
         features = self._family.encode(vision_module, *self._stack_pixels(self._prepared))
-        is_image_U = ids_U < 0
-        feature_F = -1 - ids_U[is_image_U]
         embeddings_UD = self._model.get_input_embeddings()(ids_U.clamp(min=0))
-        image_FD = features.features_FD[feature_F].to(embeddings_UD.dtype)
-        embeddings_UD = embeddings_UD.index_put((is_image_U,), image_FD)
-        inputs: dict[str, Any] = {"inputs_embeds": embeddings_UD[None], "position_ids": positions_3U[:, None]}
+        image_FD = features.features_FD[plan.feature_F].to(embeddings_UD.dtype)
+        embeddings_UD = embeddings_UD.index_put((plan.node_F,), image_FD)
+        inputs: dict[str, Any] = {"inputs_embeds": embeddings_UD[None], "position_ids": plan.positions_3U[:, None]}
         if features.deepstack:
             inputs |= {
-                "visual_pos_masks": is_image_U[None],
-                "deepstack_visual_embeds": [features_FD[feature_F] for features_FD in features.deepstack],
+                "visual_pos_masks": (ids_U < 0)[None],
+                "deepstack_visual_embeds": [features_FD[plan.feature_F] for features_FD in features.deepstack],
             }
         return inputs
 
@@ -83,18 +103,16 @@ class VisionInputs:
             inputs |= {"pixel_values": pixels, "image_grid_thw": grids, "mm_token_type_ids": is_image_L[None].int()}
         return inputs
 
-    def compute_positions(self, ids_T: Tensor, sequence_T: Tensor) -> Tensor:
+    def _compute_positions(self, ids_T: Tensor, sequence_T: Tensor) -> Tensor:
         """Each token's position in its sequence, on three axes."""
-        bounds = [0, *(sequence_T.diff().nonzero()[:, 0] + 1).tolist(), len(ids_T)]
-        ids = ids_T.tolist()
-        parts = []
-        for start, stop in pairwise(bounds):
-            row = ids[start:stop]
+        ids, parts = ids_T.tolist(), list[Tensor]()
+        for span in _sequence_spans(sequence_T):
+            row = ids[span]
             grids = [
                 (index, self._by_first_id[token].grid) for index, token in enumerate(row) if token in self._by_first_id
             ]
             parts.append(self._family.compute_positions(len(row), grids))
-        return torch.cat(parts, dim=1).to(ids_T.device)
+        return torch.cat(parts, dim=1)
 
     def _stack_pixels(self, images: Sequence[PreparedImage]) -> tuple[Tensor, Tensor]:
         device = device_of(self._model)
@@ -150,6 +168,7 @@ class PassPlan:
     ids_K: Tensor
     experts_UX: Tensor | None = None
     """The experts that the engine sent each node to."""
+    images: ImagePlan | None = None
 
     @classmethod
     def make(
@@ -181,7 +200,8 @@ class PassPlan:
         tensors = (self.node_N, self.token_K, self.index_K, self.ids_K)
         experts_UX = None if self.experts_UX is None else move_tensor(self.experts_UX, device)
         node_N, token_K, index_K, ids_K = (move_tensor(each, device) for each in tensors)
-        return PassPlan(self.forest.to(device), node_N, token_K, index_K, ids_K, experts_UX)
+        images = self.images and self.images.to(device)
+        return PassPlan(self.forest.to(device), node_N, token_K, index_K, ids_K, experts_UX, images)
 
 
 class PackedTokens(NamedTuple):
@@ -273,17 +293,24 @@ class LogprobReader:
         return f"common prefixes are not shared for {config.model_type}, which makes training slower: {problem}"
 
     def plan(
-        self, ids_T: Tensor, sequence_T: Tensor, selected_T: Tensor, experts_TX: Tensor | None = None
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        experts_TX: Tensor | None = None,
+        images: Sequence[Image] = (),
     ) -> PassPlan | None:
         """Prepares a pass, if possible in a thread while another is made; None where each sequence is run alone."""
         if self.fallback_reason:
             return None
-        return PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, experts_TX, self._context)
+        plan = PassPlan.make(ids_T, sequence_T, selected_T, self.one_kernel, experts_TX, self._context)
+        vision = self._prepare_vision(images)
+        return replace(plan, images=vision.plan(ids_T.cpu(), sequence_T.cpu(), plan.forest)) if vision else plan
 
     def _prepare(self, tokens: PackedTokens, plan: PassPlan | None) -> PassPlan | None:
         """The plan on the model's device; a new one, if none was made for its attention."""
         if plan is None or self.fallback_reason or (plan.forest.pre_order is not None) != self.one_kernel:
-            plan = self.plan(*tokens[:3])
+            plan = self.plan(*tokens[:3], images=tokens.images)
         return plan and plan.to(device_of(self.model))
 
     def compute_batch_logprobs(
@@ -319,7 +346,7 @@ class LogprobReader:
         ids_T, sequence_T, selected_T, temperature, images = tokens
         head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if plan is not None:
-            states_ND = self._run_forest(ids_T, sequence_T, plan, images).states_UD[plan.node_N]
+            states_ND = self._run_forest(plan, images).states_UD[plan.node_N]
             ids_NK, logprobs_NK = find_top_logprobs(head, states_ND, top, temperature, self.chunk)
             return plan.token_K, ids_NK[plan.index_K], logprobs_NK[plan.index_K]
         parts = [(ids_T.new_zeros(0, top), torch.zeros(0, top, device=ids_T.device))]
@@ -346,9 +373,9 @@ class LogprobReader:
         self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = (), plan: PassPlan | None = None
     ) -> HiddenStates:
         base = self.model.base_model
-        tokens = PackedTokens(ids_T, sequence_T, torch.zeros_like(sequence_T, dtype=torch.bool))
+        tokens = PackedTokens(ids_T, sequence_T, torch.zeros_like(sequence_T, dtype=torch.bool), images=images)
         if plan := self._prepare(tokens, plan):
-            return self._run_pass(self._run_forest, ids_T, sequence_T, plan, images)
+            return self._run_pass(self._run_forest, plan, images)
         rows = self._split_rows(ids_T, sequence_T, images)
         parts = [base(**inputs, use_cache=False).last_hidden_state[0] for _, inputs in rows]
         return HiddenStates(torch.cat(parts), torch.arange(len(ids_T), device=ids_T.device))
@@ -374,7 +401,7 @@ class LogprobReader:
         for span in _sequence_spans(sequence_T):
             yield span, vision.build_row_inputs(ids_T[span]) if vision else {"input_ids": ids_T[None, span]}
 
-    def _run_forest(self, ids_T: Tensor, sequence_T: Tensor, plan: PassPlan, images: Sequence[Image]) -> HiddenStates:
+    def _run_forest(self, plan: PassPlan, images: Sequence[Image]) -> HiddenStates:
         vision, forest = self._prepare_vision(images), plan.forest
         if plan.experts_UX is not None and self._router_replay is None:
             from trainer.policy.router_replay import RouterReplay
@@ -384,11 +411,8 @@ class LogprobReader:
             self._router_replay.experts_UX = plan.experts_UX
         # Without one, transformers looks for packed rows in the positions, and a GPU is waited for.
         mask_1U = torch.ones_like(forest.ids_U, dtype=torch.bool)[None]
-        if vision:
-            positions_3U = torch.zeros(3, len(forest.output_U), dtype=torch.long, device=ids_T.device)
-            positions_3U[:, forest.node_T] = vision.compute_positions(ids_T, sequence_T)
-            positions_3U = positions_3U if forest.own_N is None else positions_3U[:, forest.own_N]
-            inputs = vision.build_forest_inputs(forest.ids_U, positions_3U)
+        if vision and plan.images:
+            inputs = vision.build_forest_inputs(forest.ids_U, plan.images)
             output = self._language_model(**inputs, attention_mask=mask_1U, use_cache=False, forest=forest)
         else:
             inputs = {"input_ids": forest.ids_U[None], "position_ids": forest.positions_U[None]}
@@ -402,8 +426,8 @@ class LogprobReader:
 
     def _compute_own_nodes(self, tokens: PackedTokens, plan: PassPlan, others_TK: Tensor | None = None) -> Logprobs:
         """Tokens that follow the same node share one distribution, which is computed once."""
-        ids_T, sequence_T, _, temperature, images = tokens
-        hidden = self._run_forest(ids_T, sequence_T, plan, images)
+        _, sequence_T, _, temperature, images = tokens
+        hidden = self._run_forest(plan, images)
         if not len(plan.token_K):  # Nothing is selected, but a backward pass can still be made.
             zeros_T = torch.zeros_like(sequence_T, dtype=torch.float32)
             top_TK = None if others_TK is None else torch.zeros_like(others_TK, dtype=torch.float32)

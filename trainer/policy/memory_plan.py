@@ -34,7 +34,7 @@ from trainer.rollout.settings import BaseRolloutSettings
 from trainer.vision.family import family_from_config
 
 BUCKET_BYTES = GIB
-"""Weights that ranks gather at once for servers."""
+"""Weights that are gathered, or rounded and copied, at once for servers."""
 EXCHANGES = 4
 """Copies of a token's states for each of its experts, where ranks shard these: sent and received, both ways."""
 GATHERED_LAYERS = 2
@@ -91,7 +91,7 @@ def plan_memory(
         distributed: Any = getattr(settings, "distributed", None)
         state, passes = _plan_rank(model, update, algorithm, shards, tokens, distributed)
         parts += state
-        if shards > 1:
+        if shards > 1 or not is_embedded(settings):
             most = weight_bytes(model) if is_embedded(settings) else min(weight_bytes(model), BUCKET_BYTES)
             parts.append(MemoryPart("weights on their way", most, during=("publishing",)))
         parts += passes

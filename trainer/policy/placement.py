@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -78,7 +78,8 @@ def plan_placement(
     available = everything.available
     beside = MemoryPlan((*engine, *training), available)
     while_generating = MemoryPlan((*engine, *resident), available)
-    while_updating = MemoryPlan((overhead, *training), available)
+    published = replace(engine[0], during=("publishing",))  # It takes its weights back to be given new ones.
+    while_updating = MemoryPlan((overhead, published, *training), available)
     turns = max(while_generating, while_updating, key=lambda plan: plan.needed)
     requested = settings.serving.placement
     together = requested == "together" or (requested == "auto" and not beside.fits and is_synchronous(settings))

@@ -469,7 +469,7 @@ class PolicyUpdater:
             why = reader.fallback_reason or "compiled layers do not take them"
             raise PolicyError(f"the engine's experts cannot be taken in training: {why}", REMEDY)
         inputs = batch.ids_T, batch.sequence_T, batch.trained_T
-        return reader.plan(*inputs, batch.experts_TX)
+        return reader.plan(*inputs, batch.experts_TX, batch.images)
 
     def _report_layers(self, tokens: int) -> AbstractContextManager[None]:
         """Reports the layers of a pass. Not where each sequence has a pass of its own, nor where ranks share weights,

@@ -83,6 +83,13 @@ def test_they_take_turns_if_they_do_not_fit_and_the_run_is_synchronous(folder: P
     assert asynchronous.kind == "beside" and not asynchronous.plan.fits
 
 
+def test_server_has_its_weights_again_while_a_bucket_of_new_ones_is_on_its_way(folder: Path) -> None:
+    weights, _, *training = plan_memory(make_settings(), folder, LARGE).parts
+    kept = sum(part.size for part in training if not part.is_transient)
+    plan = make_placement(folder, LARGE, serving={"placement": "together"}).plan
+    assert plan.needed_during("publishing") == server_reserve((), LARGE) + weights.size + kept + GIB
+
+
 @pytest.mark.parametrize(
     ("serving", "ranks", "shares"),
     [

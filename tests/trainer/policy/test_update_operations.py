@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench.operation_counter import count_update
 from tests.trainer.policy.tiny_policies import example_batch, tiny_model
+from tests.trainer.vision.vision_models import picture, seeing_model
+from tests.trainer.vision.vision_rollouts import lesson_of, play
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.policy.logprobs import LogprobReader, PassPlan
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
+from trainer.vision.family import ImageFeatures
+from trainer.vision.qwen_vl import Qwen2VL
 
 GRPO = {"name": "grpo"}
 KL = {"name": "grpo", "kl": {"coefficient": 0.1}}
@@ -49,6 +55,22 @@ def test_step_reads_as_often_however_many_micro_batches_it_has(
     reads += steps * (dtype == "bfloat16")  # The share of weights that a step changed.
     assert count_update(updater, example_batch(tiny_model(), groups=4))["reads"] == reads
     assert (updater._total_passes > 2) == (tokens == 24)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("tokens", [64, 10_000], ids=["many micro-batches", "one micro-batch"])
+async def test_images_are_placed_without_a_read(tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # But for the vision encoder of transformers, which reads the images' sizes in each pass.
+    def encode(_: object, __: object, pixels: torch.Tensor, ___: object) -> ImageFeatures:
+        return ImageFeatures(pixels.new_ones(len(pixels) // 4, 32))
+
+    folder = seeing_model(tmp_path, "qwen2_vl")
+    batch = lesson_of(await play(folder, [picture(1), picture(2, 24, 16)], n=4), AlgorithmSettings())
+    monkeypatch.setattr(Qwen2VL, "encode", encode)
+    policy = Policy.load(folder, UpdateSettings(micro_batch_tokens=tokens))
+    updater = PolicyUpdater(policy, AlgorithmSettings(), exact=False, deterministic=True)
+    assert count_update(updater, batch)["reads"] == 2
+    assert (updater._total_passes > 2) == (tokens == 64)
 
 
 @pytest.mark.parametrize(("dtype", "casts", "copies"), [("float32", 0, 5), ("bfloat16", 38, 5)])

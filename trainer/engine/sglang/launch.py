@@ -14,8 +14,8 @@ can be imported. Calling one of them raises PyTorch's error.
 3. `sgl_kernel`, SGLang's compiled kernels, has no wheel for CPUs: a module of that name offers what is imported from it
 (for speculative decoding), and declares the operators that vision models look up. Calling any of them raises.
 
-4. SGLang's LoRA code allocates pinned memory, which speeds up copies to a GPU and does not exist without one: the
-functions that it calls for this allocate ordinary memory.
+4. SGLang's LoRA code, and where it keeps the experts of each token, pin memory, which speeds up copies to a GPU and
+does not exist without one: the functions that it calls for this leave memory as it is.
 
 SGLang does not support this combination, so only tested versions are started. `tests/sglang` compares its logprobs with
 the trainer's.
@@ -31,7 +31,7 @@ from functools import wraps
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 TESTED = ("0.5.23", "0.5.17")
@@ -144,6 +144,8 @@ def stand_in() -> None:
     for function in ("empty", "tensor", "zeros"):
         setattr(torch, function, _unpinned(getattr(torch, function)))
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
+    pinning = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
+    torch.cuda.cudart = lambda: pinning
 
 
 def kernels() -> ModuleType:
