@@ -369,10 +369,7 @@ def test_help_and_version_import_nothing_heavy(package: str, arguments: list[str
 def test_show_imports_no_model_and_no_progress_panels(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer.add(Rollout("task", Ledger((Entry(Author.TASK, (1, 2)),)), StopReason.DONE, "1-0-0", 0))
-    late = (
-        *(name for name in HEAVY if name not in ("anyio", "jsonschema_rs", "pydantic")),
-        "trainer.view.panel",
-    )
+    late = (*(name for name in HEAVY if name not in ("anyio", "jsonschema_rs", "pydantic")), "trainer.view.panel")
     assert imported_for("trainer.cli", ["show", str(tmp_path)], late) == []
 
 

@@ -92,21 +92,12 @@ COMMAND = "awk '{s += $1} END {print s}' numbers.txt > sum.txt; echo done by mtr
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 CHECK = '[ "$(cat sum.txt)" = 42 ] && echo 1 > logs/reward.txt || echo 0 > logs/reward.txt'
 AGENTS: dict[str, dict[str, Any]] = {
-    "codex": {
-        "command": ("codex", "exec", "--skip-git-repo-check", PROMPT),
-        "env": {"CODEX_HOME": "{folder}/home"},
-        "files": {"home/config.toml": CODEX},
-    },
-    "opencode": {
-        "command": ("opencode", "run", PROMPT),
-        "env": {"OPENCODE_CONFIG": "{folder}/opencode.json"},
-        "files": {"opencode.json": OPENCODE},
-    },
-    "pi": {
-        "command": ("pi", "--print", "--no-session", "--offline", "--model", "mtrl/policy", PROMPT),
-        "env": {"PI_CODING_AGENT_DIR": "{folder}/pi"},
-        "files": {"pi/models.json": PI},
-    },
+    "codex": {"command": ("codex", "exec", "--skip-git-repo-check", PROMPT), "env": {"CODEX_HOME": "{folder}/home"},
+     "files": {"home/config.toml": CODEX}},
+    "opencode": {"command": ("opencode", "run", PROMPT), "env": {"OPENCODE_CONFIG": "{folder}/opencode.json"},
+     "files": {"opencode.json": OPENCODE}},
+    "pi": {"command": ("pi", "--print", "--no-session", "--offline", "--model", "mtrl/policy", PROMPT),
+     "env": {"PI_CODING_AGENT_DIR": "{folder}/pi"}, "files": {"pi/models.json": PI}},
     "mini": {
         "command": ("mini", "-m", "openai/policy", "-t", PROMPT, "-y", "-l", "0", "--exit-immediately"),
         "env": {
@@ -117,17 +108,11 @@ AGENTS: dict[str, dict[str, Any]] = {
         },
         "files": {},
     },
-    "qwen": {
-        "command": ("qwen", "--auth-type", "openai", "--yolo", "--prompt", PROMPT),
-        "env": {"OPENAI_MODEL": "policy"},
-        "files": {},
-    },
-    "gemini": {
-        "command": ("gemini", "--yolo", "--model", "policy", "--prompt", PROMPT),
-        "env": {"GEMINI_CLI_TRUST_WORKSPACE": "true"},
-        "files": {".gemini/settings.json": GEMINI},
-    },
-}
+    "qwen": {"command": ("qwen", "--auth-type", "openai", "--yolo", "--prompt", PROMPT),
+     "env": {"OPENAI_MODEL": "policy"}, "files": {}},
+    "gemini": {"command": ("gemini", "--yolo", "--model", "policy", "--prompt", PROMPT),
+     "env": {"GEMINI_CLI_TRUST_WORKSPACE": "true"}, "files": {".gemini/settings.json": GEMINI}},
+}  # fmt: skip
 TOOLS = (("exec_command", "cmd"), ("shell_command", "command"), ("bash", "command"), ("run_shell_command", "command"))
 """The tools that run a command, and the argument that it is."""
 

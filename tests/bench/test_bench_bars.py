@@ -24,8 +24,7 @@ def make_seed(**changes: float) -> bars.Seed:
 
 
 @pytest.mark.parametrize(
-    ("figure", "value"),
-    [("sampled_before", 0.26), ("greedy", 0.89), ("warm_core_s", 91), ("grpo_core_s", 151)],
+    ("figure", "value"), [("sampled_before", 0.26), ("greedy", 0.89), ("warm_core_s", 91), ("grpo_core_s", 151)]
 )
 def test_a_bar_is_missed_if_one_seed_misses_it(figure: str, value: float) -> None:
     text = bars.format_results("default", [make_seed(), make_seed(**{figure: value}), make_seed()], {})

@@ -30,11 +30,7 @@ UNUSUAL_SCHEMAS: dict[str, Any] = {
         "properties": {"x": {"$ref": "#/$defs/A"}},
         "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}},
     },
-    "an object that needs itself": {
-        "type": "object",
-        "properties": {"x": {"$ref": "#"}},
-        "required": ["x"],
-    },
+    "an object that needs itself": {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]},
     "joined with itself": {"$defs": {"A": {"allOf": [{"$ref": "#/$defs/A"}]}}, "$ref": "#/$defs/A"},
     "a choice of itself": {"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}]}}, "$ref": "#/$defs/A"},
     "a reference to another host": {"type": "object", "properties": {"x": {"$ref": "https://example.org/s.json"}}},
@@ -90,26 +86,20 @@ VALUES: list[tuple[Any, Any]] = [
     ({"additionalProperties": {"type": "integer"}}, {"p": 1, "q": 2}),
     ({"type": "object"}, {"a": 1, "b": {"c": []}}),
     ({"properties": {"meta": {"type": "object"}}}, {"meta": {"a": 1}, "b": 2}),
-    (
-        {"properties": {"x": {"type": "string"}}, "patternProperties": {"^n_": {}}, "additionalProperties": False},
-        {"n_1": 1},
-    ),
+    ({"properties": {"x": {"type": "string"}}, "patternProperties": {"^n_": {}}, "additionalProperties": False},
+     {"n_1": 1}),
     ({"properties": {"x": {"type": "string"}}, "additionalProperties": False}, {"x": "a", "forbidden": 1}),
     ({"properties": {"x": {"type": "string"}, "y": {"enum": [1]}, "z": {"const": 1}}}, {"x": 7, "y": 2, "z": 3}),
-    (
-        {"properties": {"x": {"type": "array"}, "y": {"type": "string"}, "z": {"type": "object"}}},
-        {"x": [], "y": "", "z": {}},
-    ),
+    ({"properties": {"x": {"type": "array"}, "y": {"type": "string"}, "z": {"type": "object"}}},
+     {"x": [], "y": "", "z": {}}),
     ({"properties": {"x": {"const": 4}, "y": {"anyOf": [{"const": 1}, {"const": 2}]}}}, {}),
     (DISTINCT_UNION, {"k": "b", "y": 3}),
     (DISTINCT_UNION, {"k": "c", "x": "", "z": True}),
     ({"properties": {"x": {"anyOf": [DISTINCT_UNION, {"type": "string"}]}}}, {"x": {"k": "b", "y": 3}}),
     ({"properties": {"x": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "type": "object"}}}, {"x": {"b": 1}}),
-    (
-        {"properties": {"x": {"prefixItems": [{"type": "string"}, {"type": "number"}], "type": "array"}}},
-        {"x": ["a", 2.5]},
-    ),
-]
+    ({"properties": {"x": {"prefixItems": [{"type": "string"}, {"type": "number"}], "type": "array"}}},
+     {"x": ["a", 2.5]}),
+]  # fmt: skip
 
 
 def test_form_returns_its_initial_value(page: Page, server: LiveServer) -> None:

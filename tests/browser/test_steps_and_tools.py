@@ -74,8 +74,7 @@ def test_keys_alone_lead_from_a_curve_to_the_cause_and_to_a_rollout(page: Page, 
 
 
 @pytest.mark.parametrize(
-    ("view", "last"),
-    [("rollouts?step=7", ".summary a"), ("rollouts/40", ".view"), ("group/11-0-2", ".view")],
+    ("view", "last"), [("rollouts?step=7", ".summary a"), ("rollouts/40", ".view"), ("group/11-0-2", ".view")]
 )
 def test_tab_reaches_everything_that_can_be_used(page: Page, url: str, view: str, last: str) -> None:
     """`last` is what comes into the view last."""

@@ -61,44 +61,28 @@ OF_ROLLOUT = {"command": "a", "args": ["${MTRL_ROLLOUT_DIR}"], "isolation": "pro
         ({"command": "a", "transport": "websocket"}, "s.transport: expected 'stdio', 'sse'"),
         ({"url": "http://a", "authToken": "t"}, "s.authToken: unknown key\n  remedy: did you mean `auth_token`?"),
         ({"url": "http://a", "auth_token": "t\n"}, "s.auth_token: contains characters that an HTTP header cannot have"),
-        (
-            {"url": "http://a", "headers": {"X-Key": "ü"}},
-            "s.headers.X-Key: contains characters that an HTTP header cannot have",
-        ),
+        ({"url": "http://a", "headers": {"X-Key": "ü"}},
+         "s.headers.X-Key: contains characters that an HTTP header cannot have"),
         ("npx", "s: expected a mapping, found 'npx'"),
         ({"command": "a", "oauth": {}}, "s: `oauth` belongs to a server with `url`"),
         ({"command": "a", "auth_command": ["b"]}, "s: `auth_command` belongs to a server with `url`"),
         ({"url": "http://a", "auth_token": "t", "oauth": {}}, "s: `auth_token` and `oauth` exclude each other"),
-        (
-            {"url": "http://a", "auth_command": ["b"], "headers": {"authorization": "t"}},
-            "s: the `Authorization` header and `auth_command` exclude each other",
-        ),
+        ({"url": "http://a", "auth_command": ["b"], "headers": {"authorization": "t"}},
+         "s: the `Authorization` header and `auth_command` exclude each other"),
         ({"url": "http://a", "auth_refresh_s": 5}, "s: `auth_refresh_s` belongs to `auth_command`"),
         ({"url": "http://a", "oauth": {"client_secret": "t"}}, "s.oauth: a secret or key without the client"),
-        (
-            {"url": "http://a", "oauth": {"client_id": "a", "client_secret": "b"}},
-            "s.oauth: a secret or key without an issuer would go to whatever the server names",
-        ),
-        (
-            {"url": "http://a", "oauth": {"grant": "client_credentials", "client_id": "a"}},
-            "s.oauth: `grant: client_credentials` needs a client's own credentials",
-        ),
-        (
-            {"url": "http://a", "oauth": {"client_id": "a", "client_secret": "b", "private_key_file": "c"}},
-            "s.oauth: a client has either a secret or a private key",
-        ),
-        (
-            {"url": "http://a", "oauth": {"client_id": "a", "private_key_file": "c"}},
-            "s.oauth: a private key is for jobs without a person",
-        ),
-        (
-            {"url": "http://a", "oauth": {"redirect_uri": "https://elsewhere.example/back"}},
-            "s.oauth.redirect_uri: a redirect URI is an address of this machine with a port",
-        ),
-        (
-            {"url": "http://a", "oauth": {"client_metadata_url": "http://a/b"}},
-            "s.oauth.client_metadata_url: a client metadata document has an https address",
-        ),
+        ({"url": "http://a", "oauth": {"client_id": "a", "client_secret": "b"}},
+         "s.oauth: a secret or key without an issuer would go to whatever the server names"),
+        ({"url": "http://a", "oauth": {"grant": "client_credentials", "client_id": "a"}},
+         "s.oauth: `grant: client_credentials` needs a client's own credentials"),
+        ({"url": "http://a", "oauth": {"client_id": "a", "client_secret": "b", "private_key_file": "c"}},
+         "s.oauth: a client has either a secret or a private key"),
+        ({"url": "http://a", "oauth": {"client_id": "a", "private_key_file": "c"}},
+         "s.oauth: a private key is for jobs without a person"),
+        ({"url": "http://a", "oauth": {"redirect_uri": "https://elsewhere.example/back"}},
+         "s.oauth.redirect_uri: a redirect URI is an address of this machine with a port"),
+        ({"url": "http://a", "oauth": {"client_metadata_url": "http://a/b"}},
+         "s.oauth.client_metadata_url: a client metadata document has an https address"),
         (OF_ROLLOUT | {"isolation": "session"}, "s.args: `${MTRL_ROLLOUT_DIR}` belongs to one rollout"),
         (OF_ROLLOUT | {"args": [], "keep_state": "a"}, "s.keep_state: `keep_state` is for the folder of a rollout"),
         (OF_ROLLOUT | {"state": "nowhere"}, "s.state: there is no such folder or archive"),
@@ -106,7 +90,7 @@ OF_ROLLOUT = {"command": "a", "args": ["${MTRL_ROLLOUT_DIR}"], "isolation": "pro
         (OF_ROLLOUT | {"warm": 2, "env": {"SEED": "${MTRL_SEED}"}}, "s.warm: `warm` starts processes before"),
         ({"url": "http://a", "oauth": {"issuer": "login"}}, "s.oauth.issuer: this is not an HTTP address"),
     ],
-)
+)  # fmt: skip
 def test_contradictory_server_is_refused(server: Any, expected: str, write: Write, load_errors: LoadErrors) -> None:
     write("mcp_servers.json", _load_server(server))
     (message,) = load_errors()

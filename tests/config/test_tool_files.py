@@ -75,30 +75,20 @@ interaction: [{class_name: a.B, config: {own: 1}, media: {zz: 1}}]
 PLACES = ("tools[0].tool_schema.function", "tools[0].tool_schema", "tools[1].result_limit", "tools[3].mcp")
 DISABLED = SERVERS.replace('"time": {', '"time": {"disabled": true, ')
 MISTAKES: dict[str, tuple[dict[str, str], list[str]]] = {
-    "keys that nothing has": (
-        {"a.yaml": UNKNOWN},
-        [f"{place}.zz: unknown key" for place in (*PLACES, "interaction[0].media")],
-    ),
-    "unknown servers": (
-        {"a.yaml": "tools: [{server: tmie}, {server: database}]"},
-        ["tools[0].server: there is no server 'tmie'\n  remedy: did you mean 'time'?", "known servers: time, web"],
-    ),
-    "a broken file of servers": (
-        {"a.yaml": "tools: [{server: x}]", "../mcp_servers.json": '{"mcp_server": {}}'},
-        ["mcpServers: is missing", "mcp_server: unknown key\n  remedy: did you mean `mcpServers`?"],
-    ),
-    "a disabled server": (
-        {"a.yaml": "tools: [{server: time}, {server: t}]", "../mcp_servers.json": DISABLED},
-        ["there is no server 't'"],
-    ),
+    "keys that nothing has": ({"a.yaml": UNKNOWN},
+     [f"{place}.zz: unknown key" for place in (*PLACES, "interaction[0].media")]),
+    "unknown servers": ({"a.yaml": "tools: [{server: tmie}, {server: database}]"},
+     ["tools[0].server: there is no server 'tmie'\n  remedy: did you mean 'time'?", "known servers: time, web"]),
+    "a broken file of servers": ({"a.yaml": "tools: [{server: x}]", "../mcp_servers.json": '{"mcp_server": {}}'},
+     ["mcpServers: is missing", "mcp_server: unknown key\n  remedy: did you mean `mcpServers`?"]),
+    "a disabled server": ({"a.yaml": "tools: [{server: time}, {server: t}]", "../mcp_servers.json": DISABLED},
+     ["there is no server 't'"]),
     "two servers with one name": (
         {"a.yaml": "tools: [{mcp: {mcp_servers_config_path: ../b.json}}]", "../b.json": DISABLED},
         ["two servers are named 'web': one of mcp_servers.json mcpServers.web, one of b.json mcpServers.web"],
     ),
-    "no file of servers": (
-        {"a.yaml": "tools: [{mcp: {mcp_servers_config_path: ./b.json}}]"},
-        ["mcp.mcp_servers_config_path: there is no servers file tool_configs/b.json nor b.json\n"],
-    ),
+    "no file of servers": ({"a.yaml": "tools: [{mcp: {mcp_servers_config_path: ./b.json}}]"},
+     ["mcp.mcp_servers_config_path: there is no servers file tool_configs/b.json nor b.json\n"]),
     "two tools with one name": (
         {"a.yaml": "tools: [{function: a:b, name: add}]", "b.yml": "tools: [{function: a:c, name: dd, prefix: a}]"},
         ["b.yml:1: tools[0]: two tools are named 'add': one of tool_configs/a.yaml tools[0], one of tool_configs/b.y"],
@@ -107,11 +97,9 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str]]] = {
         {"a.yaml": GSM8K, "b.yaml": "interaction: {class_name: my.Checker, name: gsm8k}"},
         ["b.yaml:1: interaction[0]: two interactions are named 'gsm8k': one of tool_configs/a.yaml interaction[0]"],
     ),
-    "a single interaction": (
-        {"a.yaml": "interaction: {class_name: my.Own, confg: {}}"},
-        ["tool_configs/a.yaml:1: interaction.confg: unknown key"],
-    ),
-}
+    "a single interaction": ({"a.yaml": "interaction: {class_name: my.Own, confg: {}}"},
+     ["tool_configs/a.yaml:1: interaction.confg: unknown key"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -63,10 +63,7 @@ def shared_gateway(clone: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def follow(
-    request: pytest.FixtureRequest,
-    clone: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Follow]:
     """Follows a page: `follow("docs/quickstart.md")` in a copy of the clone, which is the working folder afterwards."""
     place = tmp_path / "clone"

@@ -18,14 +18,9 @@ from tests.plugins.verifiers.verifiers_runs import STAND_IN
 from tests.sandbox.roots import export, make_tree
 
 PAGES = (
-    "docs/authorization.md",
-    "docs/engines.md",
-    "docs/modes.md",
-    "docs/templates.md",
-    "docs/troubleshooting.md",
-    "docs/vision.md",
-    "docs/watching.md",
-)
+    "docs/authorization.md", "docs/engines.md", "docs/modes.md", "docs/templates.md", "docs/troubleshooting.md",
+    "docs/vision.md", "docs/watching.md",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES)

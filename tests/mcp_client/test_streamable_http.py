@@ -78,10 +78,7 @@ async def connect_to_function(respond: Respond) -> AsyncIterator[Exchange]:
         response = respond(request)
         # A response built with its content counts as read; one from a network does not.
         return httpx2.Response(
-            response.status_code,
-            headers=response.headers,
-            stream=httpx2.ByteStream(response.content),
-            request=request,
+            response.status_code, headers=response.headers, stream=httpx2.ByteStream(response.content), request=request
         )
 
     client = httpx2.MockTransport(record)

@@ -123,11 +123,7 @@ class Point:
     ("value", "parts", "structured"),
     [
         ("text", (Text("text"),), None),
-        (
-            {"a": 1},
-            (Text('{"a": 1}'),),
-            {"a": 1},
-        ),  # Others: tests/media.
+        ({"a": 1}, (Text('{"a": 1}'),), {"a": 1}),  # Others: tests/media.
         (["é", 2], (Text('["é", 2]'),), None),
         (None, (), None),
         (Point(3), (Text('{"x": 3}'),), None),

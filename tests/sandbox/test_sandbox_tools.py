@@ -165,9 +165,7 @@ async def test_sandbox_that_is_ended_from_outside_is_no_error_of_the_policy(
 
 
 @pytest.mark.parametrize("target", ["bubblewrap", "the first process"])
-async def test_what_a_sandbox_that_is_ended_from_outside_between_calls_left_is_not_graded(
-    target: str,
-) -> None:
+async def test_what_a_sandbox_that_is_ended_from_outside_between_calls_left_is_not_graded(target: str) -> None:
     grade = GradeSettings(command=("/bin/sh", "-c", "echo 1 > /rollout/reward.txt"), reward="/rollout")
     async with open_session() as session:
         toolset = session._toolset

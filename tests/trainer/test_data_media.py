@@ -114,27 +114,20 @@ def test_video_is_shown_as_frames() -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (
-            {"prompt": "<image><image>", "images": [RED]},
-            "rows:1: images[1]: is missing, but the prompt has a placeholder",
-        ),
+        ({"prompt": "<image><image>", "images": [RED]},
+         "rows:1: images[1]: is missing, but the prompt has a placeholder"),
         ({"prompt": "<image>", "images": [RED, BLUE]}, "images: has 2, but the prompt has 1 placeholder\n"),
         ({"prompt": "?", "images": ["missing.png"]}, "images[0]: there is no file 'missing.png'"),
-        (
-            {"prompt": "?", "images": [RED, truncated_png()]},
-            "images[1]: an image of image/png that is truncated",
-        ),
+        ({"prompt": "?", "images": [RED, truncated_png()]}, "images[1]: an image of image/png that is truncated"),
         ({"prompt": "?", "images": ["https://example.org/a.png"]}, "URLs are not downloaded"),
         ({"prompt": "?", "images": [7]}, "images[0]: int is neither a path nor bytes"),
         ({"prompt": "?", "images": [{"image": RED, "min_pixels": "many"}]}, "images[0]: has an invalid size or number"),
         ({"prompt": "?", "videos": [b"ID3"]}, "videos[0]: 3 bytes that are not a video, but audio/mpeg"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "images[0]: is missing"),
-        (
-            {"prompt": [{"role": "user", "content": [{"type": "image", "image": "missing.png"}]}]},
-            "messages[0].image: there is no file",
-        ),
+        ({"prompt": [{"role": "user", "content": [{"type": "image", "image": "missing.png"}]}]},
+         "messages[0].image: there is no file"),
     ],
-)
+)  # fmt: skip
 def test_media_errors_are_reported_with_their_field(row: dict[str, Any], words: str) -> None:
     assert words in told(row)
 

@@ -150,8 +150,7 @@ def test_synchronous_run_has_one_copy_of_the_weights(model: Path, every_size_sha
 
 
 @pytest.mark.parametrize(
-    ("mode", "update"),
-    [("one_step_off", {}), ("asynchronous", {}), ("synchronous", {"lora": LoraSettings(rank=1)})],
+    ("mode", "update"), [("one_step_off", {}), ("asynchronous", {}), ("synchronous", {"lora": LoraSettings(rank=1)})]
 )
 def test_engine_keeps_its_copy_where_weights_differ_or_change_during_rollouts(
     model: Path, mode: str, update: dict[str, Any], every_size_shares: None, one_thread: None
@@ -236,8 +235,7 @@ def test_plugin_is_loaded_from_a_module_or_a_file(plugins: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("Needy", "cannot be instantiated.*existing object"), ("half", "lacks check_finished")],
+    ("name", "words"), [("Needy", "cannot be instantiated.*existing object"), ("half", "lacks check_finished")]
 )
 def test_invalid_plugin_is_reported_with_a_remedy(plugins: Path, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){words}"):

@@ -43,76 +43,39 @@ SCHEMAS = {
 }
 
 GOOD = [
-    (
-        "hermes",
-        'I look.\n<tool_call>{"arguments": {}, "name": "a"}</tool_call>\n<tool_call>{"name": "b"}</tool_call>',
-        [("a", "{}"), ("b", "{}")],
-        "I look.",
-    ),
-    (
-        "hermes",
-        '<tool_call>{"name": "say", "arguments": {"x": "</tool_call><think>\\"}"}}</tool_call> done ',
-        [("say", '{"x": "</tool_call><think>\\"}"}')],
-        "done ",
-    ),
+    ("hermes", 'I look.\n<tool_call>{"arguments": {}, "name": "a"}</tool_call>\n<tool_call>{"name": "b"}</tool_call>',
+     [("a", "{}"), ("b", "{}")], "I look."),
+    ("hermes", '<tool_call>{"name": "say", "arguments": {"x": "</tool_call><think>\\"}"}}</tool_call> done ',
+     [("say", '{"x": "</tool_call><think>\\"}"}')], "done "),
     ("qwen3_coder", "<tool_call><function=now></function></tool_call>", [("now", "{}")], ""),
-    (
-        "glm",
-        "<tool_call>add<arg_key>note</arg_key><arg_value> 1 </arg_value></tool_call>",
-        [("add", '{"note": " 1 "}')],
-        "",
-    ),
+    ("glm", "<tool_call>add<arg_key>note</arg_key><arg_value> 1 </arg_value></tool_call>", [("add", '{"note": " 1 "}')],
+     ""),
     ("llama3", '\n {"type": "function", "name": "add", "parameters": {}} ', [("add", "{}")], ""),
     ("llama3", '<|python_tag|>{"name": "a", "parameters": {}}; ', [("a", "{}")], "; "),
     ("llama3", 'Wait. <|python_tag|>{"name": "now"}', [("now", "{}")], "Wait."),
     ("llama3", '{"answer": {"name": "add", "parameters": {}}}', [], '{"answer": {"name": "add", "parameters": {}}}'),
     ("llama3", 'See {"name": "add", "parameters": {}}', [], 'See {"name": "add", "parameters": {}}'),
-    (
-        "mistral",
-        '[TOOL_CALLS]a[ARGS]{"x": "[TOOL_CALLS]"}[TOOL_CALLS]b[ARGS]{}',
-        [("a", '{"x": "[TOOL_CALLS]"}'), ("b", "{}")],
-        "",
-    ),
+    ("mistral", '[TOOL_CALLS]a[ARGS]{"x": "[TOOL_CALLS]"}[TOOL_CALLS]b[ARGS]{}',
+     [("a", '{"x": "[TOOL_CALLS]"}'), ("b", "{}")], ""),
     ("mistral", "[TOOL_CALLS]a[CALL_ID]abcdefghi[ARGS] {}", [("a", "{}")], ""),
-    (
-        "deepseek",
-        f'Hm.{SECTION}{CALL}a{SEP}{{"x": "{CALL_END}"}}{CALL_END}{CALL}b{SEP}{{}}{CALL_END}{SECTION_END}',
-        [("a", f'{{"x": "{CALL_END}"}}'), ("b", "{}")],
-        "Hm.",
-    ),
+    ("deepseek", f'Hm.{SECTION}{CALL}a{SEP}{{"x": "{CALL_END}"}}{CALL_END}{CALL}b{SEP}{{}}{CALL_END}{SECTION_END}',
+     [("a", f'{{"x": "{CALL_END}"}}'), ("b", "{}")], "Hm."),
     ("harmony", f'{COMMENTARY}{{"a": "<|call|>"}}', [("add", '{"a": "<|call|>"}')], ""),
     ("harmony", " to=functions.add<|channel|>commentary json<|message|>{}<|call|>", [("add", "{}")], ""),
-    (
-        "harmony",
-        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.add<|channel|>commentary"
-        "<|message|> {} <|call|>",
-        [("add", "{}")],
-        "I look.",
-    ),
+    ("harmony", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.add<|channel|>commentary"
+     "<|message|> {} <|call|>", [("add", "{}")], "I look."),
     ("harmony", "<|channel|>final<|message|> It is 4. <|return|>", [], " It is 4. "),
     ("harmony", "No marks\n", [], "No marks\n"),
     ("harmony", "Hi <|channel|>final<|message|>there", [], "Hi\nthere"),
-    (
-        "harmony",
-        "I write to=functions.rm <|channel|>commentary<|message|>{}<|call|>",
-        [],
-        "I write to=functions.rm\n{}",
-    ),
+    ("harmony", "I write to=functions.rm <|channel|>commentary<|message|>{}<|call|>", [],
+     "I write to=functions.rm\n{}"),
     ("lfm2", f"Hm. {L_OPEN} [ add( a=1 , b = -2.5 ) ] {L_CLOSE}", [("add", '{"a": 1, "b": -2.5}')], "Hm."),
-    (
-        "lfm2",
-        f"{L_OPEN}[a(x='it\\'s', y=\"\\u00e9\\n\"), b(z=[1, null, (True, None)], w={{'k': false}},)]{L_CLOSE}",
-        [("a", '{"x": "it\'s", "y": "\u00e9\\n"}'), ("b", '{"z": [1, null, [true, null]], "w": {"k": false}}')],
-        "",
-    ),
+    ("lfm2", f"{L_OPEN}[a(x='it\\'s', y=\"\\u00e9\\n\"), b(z=[1, null, (True, None)], w={{'k': false}},)]{L_CLOSE}",
+     [("a", '{"x": "it\'s", "y": "\u00e9\\n"}'), ("b", '{"z": [1, null, [true, null]], "w": {"k": false}}')], ""),
     ("lfm2", f"{L_OPEN}[say(x='it's \"so\"')]{L_CLOSE}", [("say", '{"x": "it\'s \\"so\\""}')], ""),
     ("lfm2", f"{L_OPEN}[say(x='{L_CLOSE}<think>')]{L_CLOSE}", [("say", f'{{"x": "{L_CLOSE}<think>"}}')], ""),
-    (
-        "lfm2",
-        f"{L_OPEN}[say(x='\\d', y='\\ud83d\\ude00')]{L_CLOSE}",
-        [("say", '{"x": "\\\\d", "y": "\U0001f600"}')],
-        "",
-    ),
+    ("lfm2", f"{L_OPEN}[say(x='\\d', y='\\ud83d\\ude00')]{L_CLOSE}", [("say", '{"x": "\\\\d", "y": "\U0001f600"}')],
+     ""),
     (
         "gemma4",
         f"I look.{G_OPEN}call:add{{a:1,note:{Q}x, }}]{Q},more:{{k:[true,null,{{}}],{Q}odd:key{Q}:-1.5}}}}{G_CLOSE}",
@@ -120,12 +83,8 @@ GOOD = [
         "I look.",
     ),
     ("gemma4", f"{G_OPEN}call:a{{}}{G_CLOSE}{G_OPEN}call:b{{x:[]}}{G_CLOSE}", [("a", "{}"), ("b", '{"x": []}')], ""),
-    (
-        "cohere",
-        f'{C_OPEN}[\n {{"tool_call_id": "0", "tool_name": "a", "parameters": {{"x": 1}}}}\n]{C_CLOSE}',
-        [("a", '{"x": 1}')],
-        "",
-    ),
+    ("cohere", f'{C_OPEN}[\n {{"tool_call_id": "0", "tool_name": "a", "parameters": {{"x": 1}}}}\n]{C_CLOSE}',
+     [("a", '{"x": 1}')], ""),
     ("cohere", "<|START_RESPONSE|>It is 4.<|END_RESPONSE|>", [], "It is 4."),
     ("phi4", f'{P_OPEN}[{{"name": "a", "arguments": {{}}}}, {{"name": "b"}}]{P_CLOSE}', [("a", "{}"), ("b", "{}")], ""),
     (
@@ -137,7 +96,7 @@ GOOD = [
     ),
     ("muse", " to=user<|message|>It is 4.", [], "It is 4."),
     ("muse", "No marks\n", [], "No marks\n"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "text", "calls", "content"), GOOD)
@@ -172,12 +131,8 @@ BAD = [
     ("glm", "<tool_call>\n<arg_key>a</arg_key>", "needs the name of a tool"),
     ("glm", "<tool_call>add<arg_key>a</arg_key>1</tool_call>", "<arg_value> is missing"),
     ("glm", "<tool_call>add<arg_key>a</arg_key><arg_value>1", "</arg_value> is missing"),
-    (
-        "glm",
-        "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>a</arg_key>"
-        "<arg_value>2</arg_value></tool_call>",
-        "the argument 'a' is given twice",
-    ),
+    ("glm", "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>a</arg_key>"
+     "<arg_value>2</arg_value></tool_call>", "the argument 'a' is given twice"),
     ("hermes", '<tool_call>{"name": "add", "name": "rm", "arguments": {}}</tool_call>', '"name" is given twice'),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN is not JSON"),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "a number is too large"),
@@ -235,11 +190,8 @@ BAD = [
     ("minimax", f"{M_OPEN}{M_CLOSE}", '<invoke name=" is missing'),
     ("minimax", f'{M_OPEN}<invoke name="a"><parameter name="x">1</invoke>{M_CLOSE}', "</parameter> is missing"),
     ("minimax", f'{M_OPEN}<invoke name=""></invoke>{M_CLOSE}', "needs the name of a tool"),
-    (
-        "minimax",
-        f'{M_OPEN}<invoke name="a"><parameter name="x">1</parameter><parameter name="x">2</parameter></invoke>',
-        "the parameter 'x' is given twice",
-    ),
+    ("minimax", f'{M_OPEN}<invoke name="a"><parameter name="x">1</parameter><parameter name="x">2</parameter></invoke>',
+     "the parameter 'x' is given twice"),
     ("muse", f" to=a<|message|>{ATEM.format('a', '')[:-5]}", "</atem:function_calls> is missing"),
     ("lfm2", f"{L_OPEN}[add(a=__import__('os').system('id'))]{L_CLOSE}", "a value is missing"),
     ("lfm2", f"{L_OPEN}[add(a={'[' * 90_000}", "nested deeper than"),
@@ -248,7 +200,7 @@ BAD = [
     ("lfm2", f"{L_OPEN}[{'x' * 9000}(a=1)]{L_CLOSE}", "NAME( is missing"),
     ("lfm2", f"{L_OPEN}[add(a=0x10)]{L_CLOSE}", "',' or ')' is missing"),
     ("gemma4", f"{G_OPEN}call:add{{a:{'{b:' * 90_000}", "nested deeper than"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "text", "reason"), BAD)

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.types import ToolSpec
-from tests.trainer.conversations import (
-    TASK,
-    TOOL,
-    TagParser,
-    make_calls,
-    make_template,
-    text_turn,
-    tool_replies,
-)
+from tests.trainer.conversations import TASK, TOOL, TagParser, make_calls, make_template, text_turn, tool_replies
 from tests.trainer.tokenizer_families import (
     FAMILIES,
     make_sentencepiece_tokenizer,

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from gateway.types import ToolCall, ToolSpec
 from tests.trainer.conversations import TOOL, TagParser, calling_turn, make_template, text_turn
 from tests.trainer.tokenizer_families import BROKEN_FAMILIES, FAMILIES, Family, make_tokenizer, save_tokenizer_folder
-from tests.trainer.trl_templates import (
-    BY_FILE,
-    NO_CALLS,
-    ONE_CALL,
-    REFUSALS,
-    RUNS,
-    load_trl_template,
-)
+from tests.trainer.trl_templates import BY_FILE, NO_CALLS, ONE_CALL, REFUSALS, RUNS, load_trl_template
 from trainer.ledger import Message
 from trainer.parse.base import Reply
 from trainer.rollout.settings import BaseRolloutSettings

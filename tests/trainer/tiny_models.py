@@ -21,16 +21,10 @@ from transformers import (
 VOCAB_SIZE = 120
 CONTEXT_LENGTH = 600
 SHAPE = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": CONTEXT_LENGTH,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
+    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": CONTEXT_LENGTH, "initializer_range": 0.3, "bos_token_id": None,
     "eos_token_id": None,
-}
+}  # fmt: skip
 
 
 YARN = {

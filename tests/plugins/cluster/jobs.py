@@ -8,18 +8,9 @@ from pathlib import Path
 from typing import Any
 
 HOSTILE = (
-    "a'b",
-    '"quoted"',
-    "$(touch HACKED)",
-    "`touch HACKED`",
-    "$HOME",
-    "$$",
-    "$$(HOME)",
-    "; touch HACKED #",
-    "1e3",
-    "y",
+    "a'b", '"quoted"', "$(touch HACKED)", "`touch HACKED`", "$HOME", "$$", "$$(HOME)", "; touch HACKED #", "1e3", "y",
     "two\nlines",
-)
+)  # fmt: skip
 """Values that end up in scripts and manifests, and must arrive as they are."""
 
 

@@ -28,21 +28,13 @@ K8S = ("kubernetes", *BASE, "--image", "mtrl:1")
 @pytest.mark.parametrize(
     ("words", "settings", "problem", "remedy"),
     [
-        (
-            ("slurm", *BASE),
-            {"serving": {"options": ["--tp", "3"]}},
-            "do not divide the 8 GPUs",
-            "--tp to one of 1, 2, 4, 8",
-        ),
+        (("slurm", *BASE), {"serving": {"options": ["--tp", "3"]}}, "do not divide the 8 GPUs",
+         "--tp to one of 1, 2, 4, 8"),
         (("slurm", *BASE), {"prompts": 2, "n": 4}, "16 ranks share 8 rollouts", "`prompts: 4` or more"),
         (("slurm", *BASE, "--server-nodes", 4), {}, "none would train", "more --nodes"),
         (("slurm", *BASE, "--server-nodes", 1), {"engine": "torch"}, "engine is torch", "engine: sglang"),
-        (
-            ("slurm", *BASE, "--server-nodes", 1),
-            {"model": "demo", "data": "demo"},
-            "no folder of the model",
-            "model's folder",
-        ),
+        (("slurm", *BASE, "--server-nodes", 1), {"model": "demo", "data": "demo"}, "no folder of the model",
+         "model's folder"),
         (("slurm", *BASE, "--time", "00:05:00"), {}, "no time limit of 10 minutes", "08:00:00"),
         (("slurm", *BASE, "--name", "My_Run"), {}, "no name that all schedulers take", "--name my-run"),
         (("slurm", *BASE, "--sandboxes", 5), {}, "5 servers of sandboxes do not fit 4 nodes", "one a node"),
@@ -54,7 +46,7 @@ K8S = ("kubernetes", *BASE, "--image", "mtrl:1")
         ((*K8S, "--storage", "much"), {}, "no quantity", "500Gi"),
         ((*K8S, "--server-image", "$(x)"), {}, "no image", "REGISTRY/NAME:TAG"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_refused_with_a_remedy(
     run: RunCommand, place: Path, words: tuple[object, ...], settings: dict[str, object], problem: str, remedy: str
 ) -> None:

@@ -18,10 +18,7 @@ from gateway.session import AnyGateway
 from mtrl_plugins.demo.demos import DemoTasks, load_demo
 from mtrl_plugins.demo.model_cache import find_or_build_model
 from mtrl_plugins.demo.problem import Problem
-from mtrl_plugins.demo.sight.house import (
-    COLOURS,
-    House,
-)
+from mtrl_plugins.demo.sight.house import COLOURS, House
 from mtrl_plugins.demo.sight.sight_demo import build_model
 from mtrl_plugins.demo.sight.sight_tasks import KIND, TOOLS, draw_problem
 from mtrl_plugins.demo.warm_start import DemonstrationWriter, Recipe

@@ -31,10 +31,7 @@ TOOLS = [
         "input_schema": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
     }
 ]
-FRAMES = {
-    "bytes": b"\x82\x04\x00\x01\x02\x03",
-    "huge": b"\x81\x7f" + (2**40).to_bytes(8, "big"),
-}
+FRAMES = {"bytes": b"\x82\x04\x00\x01\x02\x03", "huge": b"\x81\x7f" + (2**40).to_bytes(8, "big")}
 """What breaks the protocol."""
 ERRORS = {0: "invalid_args", -1: "execution_error", -2: "timeout"}
 """What a call of the tool with these numbers fails with."""

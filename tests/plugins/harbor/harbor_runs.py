@@ -125,9 +125,8 @@ PLANT = "mkdir -p /tests /logs/verifier; echo 1 > /logs/verifier/reward.txt; ech
 SAME = 'same() { [ "$(cat /app/$1)" = "$2" ]; echo $((1 - $?)) > /logs/verifier/reward.txt; }\n'
 IN_APP = 'workdir = "/app"\n'
 SAMPLES = (
-    Sample(
-        "hello", files={"tests/test.sh": PASSES, "instruction.md": "<!-- canary GUID 1 -->\n\nWrite 42 to /app/answer."}
-    ),
+    Sample("hello",
+     files={"tests/test.sh": PASSES, "instruction.md": "<!-- canary GUID 1 -->\n\nWrite 42 to /app/answer."}),
     Sample(
         "workdir",
         '[agent]\ntimeout_sec = 60\n[verifier]\nuser = "root"\n',
@@ -137,11 +136,8 @@ SAMPLES = (
         },
         (('echo "$GREETING" > answer',), ("echo bye > answer",)),
     ),
-    Sample(
-        "several-rewards",
-        files={"tests/test.sh": COUNT},
-        policies=(("echo 1 > /app/log; echo 2 >> /app/log",), ("true",)),
-    ),
+    Sample("several-rewards", files={"tests/test.sh": COUNT},
+     policies=(("echo 1 > /app/log; echo 2 >> /app/log",), ("true",))),
     Sample(
         "verifier-env",
         '[verifier]\ntimeout_sec = 30.0\nenv = {EXPECTED = "seven"}\n',
@@ -164,12 +160,8 @@ SAMPLES = (
             ("echo 1 > /app/one", "true"),
         ),
     ),
-    Sample(
-        "final-step",
-        'multi_step_reward_strategy = "final"\n[[steps]]\nname = "a"\n[[steps]]\nname = "b"\n',
-        {**step("a", reward("echo 0.25")), **step("b", PASSES)},
-        (("true", RIGHT), (RIGHT, "rm /app/answer")),
-    ),
+    Sample("final-step", 'multi_step_reward_strategy = "final"\n[[steps]]\nname = "a"\n[[steps]]\nname = "b"\n',
+     {**step("a", reward("echo 0.25")), **step("b", PASSES)}, (("true", RIGHT), (RIGHT, "rm /app/answer"))),
     Sample(
         "no-reward",
         files={"tests/test.sh": "#!/bin/sh\n[ -f /app/answer ] && echo 1 > /logs/verifier/reward.txt\n"},
@@ -180,7 +172,7 @@ SAMPLES = (
         files={"environment/data.csv": "a,1\nb,41\n", "task.toml.environment": IN_APP, "tests/test.sh": PASSES},
         policies=(("cut -d, -f2 data.csv | paste -sd+ | bc > answer",), ("wc -l < data.csv > answer",)),
     ),
-)
+)  # fmt: skip
 
 
 def write_task(folder: Path, sample: Sample) -> Path:

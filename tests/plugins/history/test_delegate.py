@@ -105,11 +105,7 @@ TEXTS = {
 )
 @hypothesis(max_examples=60, deadline=None)
 def test_each_sampled_id_is_trained_once_behind_the_ids_that_the_engine_read(
-    parent: list[str],
-    children: list[list[str]],
-    limits: dict[str, int],
-    settings: dict[str, int],
-    history: bool,
+    parent: list[str], children: list[list[str]], limits: dict[str, int], settings: dict[str, int], history: bool
 ) -> None:
     turns = [TEXTS[name] for name in parent]
     others = {number + 1: [TEXTS[name] for name in names] for number, names in enumerate(children)}

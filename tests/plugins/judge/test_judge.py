@@ -53,12 +53,7 @@ async def test_the_judges_score_is_the_reward_and_the_key_comes_from_the_environ
 
 
 @pytest.mark.parametrize(
-    "response",
-    [
-        completion("I would rather not say."),
-        completion('{"score": "high"}'),
-        completion('{"score": NaN}'),
-    ],
+    "response", [completion("I would rather not say."), completion('{"score": "high"}'), completion('{"score": NaN}')]
 )
 async def test_a_judge_that_gives_no_score_leaves_the_rollout_out(endpoint: ChatServer, response: Response) -> None:
     endpoint.respond = lambda count, body: response

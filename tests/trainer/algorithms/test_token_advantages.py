@@ -28,8 +28,7 @@ from trainer.reward.scorer import ScoredGroup
 KINDS = ["outcome", "discounted", "scores", "turns", "gae"]
 STEPS = st.lists(groups(), min_size=1, max_size=4)
 every_kind_and_name = pytest.mark.parametrize(
-    ("kind", "name"),
-    [(kind, name) for kind in KINDS for name in ("grpo", "reinforce_pp")],
+    ("kind", "name"), [(kind, name) for kind in KINDS for name in ("grpo", "reinforce_pp")]
 )
 """Only whitening, which one algorithm does, comes after the credit."""
 

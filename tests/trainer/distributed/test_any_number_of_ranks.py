@@ -37,26 +37,20 @@ LEARNING_RATE = 2e-4
 """Adam turns a weight's rounding error into a step of this size if the weight's gradient is nothing else."""
 KL = {"coefficient": 0.1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "grpo, KL in the loss, two epochs of two minibatches": (
-        {"kl": {**KL, "in_reward": False}},
-        {"minibatches": 2, "epochs": 2, "micro_batch_tokens": 64},
-    ),
+    "grpo, KL in the loss, two epochs of two minibatches": ({"kl": {**KL, "in_reward": False}},
+     {"minibatches": 2, "epochs": 2, "micro_batch_tokens": 64}),
     "dapo, KL in the reward": ({"name": "dapo", "kl": {**KL, "in_reward": True}}, {"micro_batch_tokens": 96}),
     "gspo, LoRA, KL in the loss": ({"name": "gspo", "kl": {**KL, "in_reward": False}}, {"lora": {"rank": 4}}),
-    "reinforce_pp, gae": (
-        {"name": "reinforce_pp", "credit": {"kind": "gae"}},
-        {"critic": {}, "micro_batch_tokens": 64},
-    ),
+    "reinforce_pp, gae": ({"name": "reinforce_pp", "credit": {"kind": "gae"}},
+     {"critic": {}, "micro_batch_tokens": 64}),
     "rloo, gradient checkpointing": ({"name": "rloo"}, {"gradient_checkpointing": True}),
     "experts, LoRA": ({"name": "grpo"}, {"lora": {"rank": 4}}),
     "a teacher, LoRA": ({"name": "grpo"}, {"lora": {"rank": 4}, "minibatches": 2}),
     "a teacher's most likely tokens": ({"name": "grpo"}, {"micro_batch_tokens": 64}),
     "images": ({"name": "grpo"}, {"micro_batch_tokens": 48}),
-    "images, every second step without any, gae": (
-        {"name": "reinforce_pp", "credit": {"kind": "gae"}},
-        {"critic": {}, "micro_batch_tokens": 48},
-    ),
-}
+    "images, every second step without any, gae": ({"name": "reinforce_pp", "credit": {"kind": "gae"}},
+     {"critic": {}, "micro_batch_tokens": 48}),
+}  # fmt: skip
 NOISY = {"mismatch/mean", "mismatch/kl", "mismatch/max", "kl/old", "kl/reference"}
 """Metrics that are themselves rounding errors here, or means over a few tokens of tiny differences."""
 

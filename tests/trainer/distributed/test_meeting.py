@@ -18,17 +18,11 @@ from tests.trainer.distributed.rank_pools import image_batch, random_batch
 from tests.trainer.policy.tiny_policies import tiny_model
 from tests.trainer.vision.vision_models import seeing_model
 from tests.waiting import PATIENCE_S
-from trainer.distributed.connect_ranks import (
-    _answer_asking,
-    _ask_generation,
-)
+from trainer.distributed.connect_ranks import _answer_asking, _ask_generation
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.rank_commands import ANSWER_KEY, END, LeaderChannel, read_batch, write_batch
-from trainer.distributed.rank_environment import (
-    detect_environment,
-    first_node,
-)
+from trainer.distributed.rank_environment import detect_environment, first_node
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.watchdog import Watchdog
 from trainer.vision.image_processor import ImageProcessor

@@ -135,9 +135,7 @@ async def test_images_are_sent_beside_ids_and_counted_with_the_servers_width() -
     assert written.prompt_tokens == len(IDS) + 3 + 8
 
 
-async def test_image_is_encoded_once_for_all_siblings_and_turns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_image_is_encoded_once_for_all_siblings_and_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
     def noted(image: Image) -> Pictures.Image:

@@ -62,9 +62,7 @@ async def test_own_server_lost_before_its_first_answer_is_restarted(tmp_path: Pa
             assert len((await engine.generate(IDS, Sampling(max_tokens=2))).ids) == 2
 
 
-async def test_own_server_killed_again_during_a_weight_sync_recovers(
-    tmp_path: Path,
-) -> None:
+async def test_own_server_killed_again_during_a_weight_sync_recovers(tmp_path: Path) -> None:
     fake = Fake()
     broken = {"/update_weights_from_tensor": JSONResponse({"detail": "killed"}, 500)}
     async with serving(fake):

@@ -77,9 +77,7 @@ async def test_restarted_server_gets_the_weights_before_it_generates() -> None:
     assert fakes[1].version == "1" and fakes[1].weights[NAME].equal(weights(1)[NAME])
 
 
-async def test_turns_of_a_lost_server_are_requested_from_the_router_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_turns_of_a_lost_server_are_requested_from_the_router_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "ROUTER_SETTLE_S", 0.1)
     fakes = [Fake(), Fake()]
     async with routed(*fakes) as (engine, router):

@@ -122,9 +122,7 @@ class Strange(TensorSync):
         await super().send(targets, weights, version, flush)
 
 
-async def test_unrecoverable_server_fails_only_the_turns_that_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_unrecoverable_server_fails_only_the_turns_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "EXTERNAL_RECOVERY_S", 20.0)
     first, way = Fake(), Strange()
     async with serving(first) as urls, SGLangEngine(urls, way) as engine:

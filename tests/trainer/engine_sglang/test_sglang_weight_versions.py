@@ -23,9 +23,7 @@ from trainer.engine.sglang.weight_sync.tensors import TensorSync
 
 
 @pytest.mark.parametrize("tied", [False, True])
-async def test_recovered_server_gets_the_published_weights_not_newer_ones(
-    tied: bool,
-) -> None:
+async def test_recovered_server_gets_the_published_weights_not_newer_ones(tied: bool) -> None:
     fake, live = Fake(), weights(1)
     given = live | ({"head": live[NAME]} if tied else {})
     async with opened(fake, finds=lambda ids, _: reads(live)(ids)) as engine:

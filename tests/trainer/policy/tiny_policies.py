@@ -13,15 +13,9 @@ from trainer.policy.logprobs import PackedTokens
 from trainer.policy.policy import Policy
 
 SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "initializer_range": 0.3,
-}
+    "vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.3,
+}  # fmt: skip
 
 
 def tiny_model(kind: str = "qwen3", **changes: object) -> PreTrainedModel:

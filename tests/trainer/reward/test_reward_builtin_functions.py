@@ -91,9 +91,7 @@ def test_answer_is_the_last_turn_unless_truncated() -> None:
 
 
 @pytest.mark.parametrize("stop", [stop for stop in StopReason if not stop.is_infrastructure])
-def test_outcome_is_the_feedback_or_the_answer_of_ended_rollouts(
-    stop: StopReason,
-) -> None:
+def test_outcome_is_the_feedback_or_the_answer_of_ended_rollouts(stop: StopReason) -> None:
     attempts = [
         make_attempt(policy(RIGHT), stop=stop),
         make_attempt(policy("#### 8"), stop=stop),

@@ -17,19 +17,10 @@ from trainer.train.settings import EarlyStopSettings, TrainSettings
 
 Metrics = dict[str, float]
 HEALTHY: Metrics = {
-    "reward/mean": 0.5,
-    "success/sampled": 0.5,
-    "entropy": 0.8,
-    "groups/teaching": 12.0,
-    "kl/old": 0.001,
-    "kl/reference": 0.02,
-    "mismatch/kl": 1e-9,
-    "rollout/count": 128.0,
-    "rollout/lost": 0.0,
-    "rollout/turns": 2.5,
-    "rollout/truncated": 0.0,
-    "stops/done": 1.0,
-}
+    "reward/mean": 0.5, "success/sampled": 0.5, "entropy": 0.8, "groups/teaching": 12.0, "kl/old": 0.001,
+    "kl/reference": 0.02, "mismatch/kl": 1e-9, "rollout/count": 128.0, "rollout/lost": 0.0, "rollout/turns": 2.5,
+    "rollout/truncated": 0.0, "stops/done": 1.0,
+}  # fmt: skip
 
 
 def check_steps(*steps: Metrics, reasons: Mapping[str, int] = {}, n: int = 8, vocabulary: int = 1000) -> list[str]:

@@ -160,13 +160,8 @@ class QueueRun:
 
     def __init__(self, at: RolloutHarness, tool: BlockingTool, **settings: Any) -> None:
         chosen = {
-            "reward": ASYNC_SEVENTHS,
-            "mode": "asynchronous",
-            "prompts": 2,
-            "n": 2,
-            "steps": 6,
-            "max_staleness": 1,
-        } | settings
+            "reward": ASYNC_SEVENTHS, "mode": "asynchronous", "prompts": 2, "n": 2, "steps": 6, "max_staleness": 1,
+        } | settings  # fmt: skip
         self.settings, self.at = TrainSettings.model_validate(SMALL | chosen), at
         self.tool, self.version = tool, 0
         self.stream = TaskStream(Curriculum(), {None: make_tasks(*NAMES)})

@@ -99,8 +99,7 @@ def test_shipped_schema_matches_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [{"stepz": 1}, {"update": {"learning_rate": 1}}, {"mode": "sync"}, {"prompts": 0}, {"objects": ["x"]}],
+    "content", [{"stepz": 1}, {"update": {"learning_rate": 1}}, {"mode": "sync"}, {"prompts": 0}, {"objects": ["x"]}]
 )
 def test_schema_refuses_what_a_run_would(content: dict[str, Any]) -> None:
     assert not VALIDATOR.is_valid(content)

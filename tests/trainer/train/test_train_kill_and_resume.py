@@ -94,10 +94,7 @@ def spoil_before(patch: pytest.MonkeyPatch, owner: type, name: str, call: int, s
 
 @pytest.mark.parametrize(
     ("owner", "name", "call", "file"),
-    [
-        (TapeWriter, "write", 9, "r/tapes"),
-        (RolloutWriter, "_add", 6, "r/rollouts.jsonl"),
-    ],
+    [(TapeWriter, "write", 9, "r/tapes"), (RolloutWriter, "_add", 6, "r/rollouts.jsonl")],
 )
 def test_full_disk_in_any_file_ends_the_run_with_one_error_and_it_can_be_resumed(
     run: Run, whole: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int, file: str

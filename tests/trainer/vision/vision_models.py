@@ -34,12 +34,7 @@ TEXT: dict[str, Any] = {
 }
 EYES: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"in_chans": 3, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
-    "qwen2_5_vl": {
-        "hidden_size": 32,
-        "out_hidden_size": 32,
-        "intermediate_size": 48,
-        "fullatt_block_indexes": [1],
-    },
+    "qwen2_5_vl": {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "fullatt_block_indexes": [1]},
     "qwen3_vl": {
         "hidden_size": 32,
         "out_hidden_size": 32,
