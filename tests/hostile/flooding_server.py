@@ -1,6 +1,7 @@
-"""An MCP server over HTTP and SSE that floods its callers with what is no message; each trick is a tool.
+"""An MCP server that floods its callers; each trick is a tool.
 
-    python tests/hostile/flooding_server.py      # the first line on standard output is its address
+    python tests/hostile/flooding_server.py          # over HTTP and SSE, at the address that it prints first
+    python tests/hostile/flooding_server.py stdio    # never reads again, as a server that has lost its mind would
 
 It writes bytes by itself, because HTTP libraries would refuse to.
 """
@@ -39,7 +40,33 @@ HTTP_FLOODS: dict[str, tuple[bytes, bytes]] = {
 }
 """What starts a response, and what is then repeated without end."""
 
-NAMES = ("echo", "long_id", "long_id_lost", "garbage_events", *FLOODS, *HTTP_FLOODS)
+
+def line(method: str, params: dict[str, Any], **more: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more}).encode() + b"\n"
+
+
+STDIO_FLOODS: dict[str, tuple[int, bytes]] = {
+    "empty_lines": (1, b"\n" * 8000),
+    "lines_that_are_no_json": (1, b"hello, I log to standard output\n" * 800),
+    "json_that_is_no_message": (1, b'{"a":1}\n' * 4000),
+    "line_without_end": (1, b"x" * 60_000),
+    "long_lines": (1, b"x" * 60_000 + b"\n"),
+    "notifications": (1, line("notifications/message", {"level": "info", "data": "x"}) * 500),
+    "progress": (1, line("notifications/progress", {"progressToken": 1, "progress": 1}) * 500),
+    "list_changes": (1, line("notifications/tools/list_changed", {}) * 500),
+    "unknown_requests": (1, line("never/heard/of", {}, id=7) * 500),
+    "pings": (1, line("ping", {}, id=7) * 500),
+    "batches": (1, b"[" + b",".join([b'{"jsonrpc":"2.0","method":"notifications/x"}'] * 900) + b"]\n"),
+    "foreign_answers": (1, b'{"jsonrpc":"2.0","id":987654,"result":{}}\n' * 500),
+    "standard_error_lines": (2, b"\n" * 60_000),
+}
+"""Where it writes, and what it repeats without end."""
+
+NO_MESSAGES = ("empty_lines", "lines_that_are_no_json", "json_that_is_no_message", "long_lines")
+CUT = {**dict.fromkeys(NO_MESSAGES, "comments"), "line_without_end": "line"}
+"""Floods for which the connection is cut, with the reason; under the others a call ends by its deadline."""
+
+NAMES = ("echo", "long_id", "long_id_lost", "garbage_events", *FLOODS, *HTTP_FLOODS, *STDIO_FLOODS)
 
 
 def answer(request_id: Any, text: str) -> bytes:
@@ -161,7 +188,20 @@ def reply(message: dict[str, Any]) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}).encode()
 
 
-async def main() -> None:
+def serve_stdio() -> None:
+    for text in sys.stdin.buffer:
+        message = json.loads(text)
+        if "id" not in message:
+            continue
+        if message["method"] == "tools/call" and message["params"]["name"] in STDIO_FLOODS:
+            number, block = STDIO_FLOODS[message["params"]["name"]]
+            while True:
+                os.write(number, block)
+        sys.stdout.buffer.write(reply(message) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+async def serve_http() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await Client(reader, writer).serve()
 
@@ -181,4 +221,7 @@ def exit_with_parent() -> None:
 
 if __name__ == "__main__":
     Thread(target=exit_with_parent, daemon=True).start()
-    asyncio.run(main())
+    if "stdio" in sys.argv:
+        serve_stdio()
+    else:
+        asyncio.run(serve_http())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -22,18 +23,11 @@ from tests.waiting import PATIENCE_S
 Schema = dict[str, Any]
 
 
-def doubling(levels: int) -> Schema:
-    """Each level tries the one below twice."""
+def leveled(levels: int, above: Callable[[Schema], Any]) -> Schema:
+    """Levels of definitions, each made from a reference to the one below."""
     defs: Schema = {"l0": {"type": "string"}}
     for level in range(1, levels):
-        defs[f"l{level}"] = {"anyOf": [{"$ref": f"#/$defs/l{level - 1}"}] * 2}
-    return {"type": "object", "$defs": defs, "properties": {"s": {"$ref": f"#/$defs/l{levels - 1}"}}}
-
-
-def chained(levels: int) -> Schema:
-    defs: Schema = {"l0": {"type": "string"}}
-    for level in range(1, levels):
-        defs[f"l{level}"] = {"$ref": f"#/$defs/l{level - 1}"}
+        defs[f"l{level}"] = above({"$ref": f"#/$defs/l{level - 1}"})
     return {"type": "object", "$defs": defs, "properties": {"s": {"$ref": f"#/$defs/l{levels - 1}"}}}
 
 
@@ -41,32 +35,20 @@ def of(schema: Schema) -> Schema:
     return {"type": "object", "properties": {"s": schema}}
 
 
-def doubling_by(keyword: str) -> Schema:
-    """Doubles by another keyword than `anyOf`."""
-    defs: Schema = {"l0": {"type": "string"}}
-    for level in range(1, 40):
-        below = {"$ref": f"#/$defs/l{level - 1}"}
-        branches: Any = {"a": below, "b": below} if keyword == "dependentSchemas" else [below, below]
-        defs[f"l{level}"] = {keyword: branches}
-    return {"type": "object", "$defs": defs, **defs["l39"]}
-
-
-def condition() -> Schema:
-    defs: Schema = {"l0": {"type": "string"}}
-    for level in range(1, 40):
-        below = {"$ref": f"#/$defs/l{level - 1}"}
-        defs[f"l{level}"] = {"if": below, "then": below, "else": {"not": below}}
-    return {"type": "object", "$defs": defs, "properties": {"s": {"$ref": "#/$defs/l39"}}}
-
-
+DOUBLING: dict[str, Callable[[Schema], Schema]] = {
+    "anyOf": lambda below: {"anyOf": [below] * 2},
+    "allOf": lambda below: {"allOf": [below] * 2},
+    "oneOf": lambda below: {"oneOf": [below] * 2},
+    "dependentSchemas": lambda below: {"dependentSchemas": {"a": below, "b": below}},
+    "if, then and else": lambda below: {"if": below, "then": below, "else": {"not": below}},
+}
 REFUSED: dict[str, tuple[Callable[[], Schema], str]] = {
-    "18 doubling levels": (lambda: doubling(18), "subschemas apply to one value"),
-    "40 doubling levels": (lambda: doubling(40), "subschemas apply to one value"),
-    "doubling by allOf": (lambda: doubling_by("allOf"), "subschemas apply to one value"),
-    "doubling by oneOf": (lambda: doubling_by("oneOf"), "subschemas apply to one value"),
-    "doubling by dependentSchemas": (lambda: doubling_by("dependentSchemas"), "subschemas apply to one value"),
-    "doubling by if, then and else": (condition, "subschemas apply to one value"),
-    "a chain of references": (lambda: chained(1000), "one inside the other"),
+    "18 doubling levels": (lambda: leveled(18, DOUBLING["anyOf"]), "subschemas apply to one value"),
+    **{
+        f"40 levels that double by {words}": (partial(leveled, 40, above), "subschemas apply to one value")
+        for words, above in DOUBLING.items()
+    },
+    "a chain of references": (lambda: leveled(1000, lambda below: below), "one inside the other"),
     "many values": (lambda: of({"enum": list(range(20_000))}), "values"),
     "many patterns": (lambda: of({"allOf": [{"pattern": f"a{n}"} for n in range(200)]}), "patterns"),
     "a long pattern": (lambda: of({"pattern": "a|" * 9_000}), "patterns"),

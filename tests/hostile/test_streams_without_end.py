@@ -6,17 +6,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import psutil
 import pytest
 
-from gateway.config.models import Server
-from gateway.types import Outcome
-from tests.hostile.flooding_server import FLOODS, HTTP_FLOODS
+from gateway.config.models import Limits, Server
+from gateway.http.metrics import Metrics
+from gateway.limits import LimitedToolset
+from gateway.loop_watchdog import LoopWatchdog
+from gateway.types import Outcome, Task, ToolCall, ToolResult
+from tests.hostile.flooding_server import CUT, FLOODS, HTTP_FLOODS, STDIO_FLOODS
 from tests.hostile.healthy_callers import assert_calls_go_on
+from tests.hostile.injector import PATIENCE_S, Entered
 from tests.mcp_client.mcp_toolsets import call_tool, open_toolset
 
+SCRIPT = str(Path(__file__).with_name("flooding_server.py"))
 PATHS = {"streamable-http": "/mcp", "sse": "/sse"}
 RESULT_BYTES = 1_000_000
 WITHIN_S = 60.0
@@ -33,8 +39,7 @@ ROWS = [
 
 
 def flooding_server() -> Iterator[str]:
-    command = [sys.executable, str(Path(__file__).with_name("flooding_server.py"))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen([sys.executable, SCRIPT], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             yield child.stdout.readline().strip()
@@ -47,9 +52,8 @@ healthy_url = pytest.fixture(scope="module", name="healthy_url")(flooding_server
 
 
 def config(url: str, transport: str = "streamable-http") -> Server:
-    return Server.model_validate(
-        {"url": url + PATHS[transport], "transport": transport, "result_bytes": RESULT_BYTES, "optional": True}
-    )
+    about = {"url": url + PATHS[transport], "transport": transport}
+    return Server.model_validate({**about, "result_bytes": RESULT_BYTES, "optional": True})
 
 
 @pytest.mark.parametrize(("trick", "transport"), ROWS)
@@ -94,3 +98,45 @@ async def test_huge_id_is_never_sent_back(hostile_url: str) -> None:
             assert result.outcome is Outcome.UNKNOWN
             assert "ended without an answer" in (result.reason or "")
             assert (await call_tool(hostile, "echo", text="still here")).text == "still here"
+
+
+DEADLINE_S = 0.5
+FLOODING = Server(command=sys.executable, args=(SCRIPT, "stdio"), result_bytes=RESULT_BYTES, optional=True)
+
+
+async def call_limited(limited: LimitedToolset, trick: str) -> ToolResult:
+    async with limited.open(Task()) as session:
+        return await session.call(ToolCall("1", trick, "{}"))
+
+
+@pytest.mark.parametrize(
+    "trick", ["empty_lines", "line_without_end", "long_lines", "progress", "pings", "batches", "standard_error_lines"]
+)
+async def test_healthy_callers_go_on_while_a_server_floods(trick: str) -> None:
+    memory = psutil.Process().memory_info().rss
+    with anyio.fail_after(2 * PATIENCE_S):
+        async with open_toolset(FLOODING) as healthy, open_toolset(FLOODING) as hostile:
+            limited = LimitedToolset(Entered(hostile), Limits(timeout_s=WITHIN_S))
+            await assert_calls_go_on(healthy, lambda: call_limited(limited, trick))
+    assert psutil.Process().memory_info().rss < memory + MORE_MEMORY_BYTES
+
+
+@pytest.mark.parametrize("trick", CUT)
+async def test_flood_without_messages_cuts_the_connection_with_its_reason(trick: str) -> None:
+    async with open_toolset(FLOODING) as hostile:
+        limited = LimitedToolset(Entered(hostile), Limits(timeout_s=WITHIN_S))
+        result = await call_limited(limited, trick)
+        assert result.outcome is Outcome.UNKNOWN
+        assert "the server sent" in (result.reason or "") and "more than" in (result.reason or "")
+        assert hostile.status.cuts == {CUT[trick]: 1}
+        source = SimpleNamespace(name=hostile.name, backend=hostile, toolset=hostile)
+        served = SimpleNamespace(sessions={}, sources=[source], loop_watchdog=LoopWatchdog())
+        labels = f'reason="{CUT[trick]}",server="{hostile.name}"'
+        assert f"mtrl_mcp_connections_cut_total{{{labels}}} 1.0" in Metrics(served).text.decode()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("trick", sorted(set(STDIO_FLOODS) - set(CUT)))
+async def test_flood_of_messages_ends_by_the_deadline_of_the_call(trick: str) -> None:
+    async with open_toolset(FLOODING) as hostile:
+        result = await call_limited(LimitedToolset(Entered(hostile), Limits(timeout_s=DEADLINE_S)), trick)
+    assert result.outcome is Outcome.TIMEOUT
