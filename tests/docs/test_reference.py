@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.docs.blocks import ROOT, blocks_of
-from tests.docs.migration_tables import updated_guides
+from tests.docs.guide_tables import updated_guides
 from tests.docs.reference import FOLDER, PAGES
-from tests.docs.template_tables import updated_pages
 
 EXAMPLE = ROOT / "tests" / "plugins" / "example"
 
@@ -18,14 +17,9 @@ def test_reference_page_is_generated_from_the_code(name: str) -> None:
     assert page == PAGES[name]().rstrip() + "\n", "run `python -m tests.docs.reference --write`"
 
 
-def test_tables_of_the_guides_are_those_in_code() -> None:
-    for guide, text in updated_guides():
-        assert guide.read_text(encoding="utf-8") == text, "run `python -m tests.docs.migration_tables`"
-
-
-def test_tables_of_templates_and_of_memory_are_those_that_the_code_makes() -> None:
-    for page, text in updated_pages().items():
-        assert page.read_text(encoding="utf-8") == text, "run `python -m tests.docs.template_tables`"
+def test_tables_of_the_guides_are_those_that_the_code_makes() -> None:
+    for guide, text in updated_guides().items():
+        assert guide.read_text(encoding="utf-8") == text, "run `python -m tests.docs.guide_tables`"
 
 
 def test_documented_plugin_is_the_example() -> None:

@@ -1,22 +1,56 @@
-"""Writes tables of docs/templates.md and docs/your-own-job.md: `python -m tests.docs.template_tables`."""
+"""Writes the tables of guides that are made from those in code: `python -m tests.docs.guide_tables`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
+from mtrl_plugins.scripts.key_table import Effect, KeyTable
+from mtrl_plugins.swift import compat_names as swift_names
+from mtrl_plugins.swift.conversions import SWIFT_TABLE as SWIFT_FLAGS
+from mtrl_plugins.trl.conversions import TRL_TABLE as TRL_ARGUMENTS
+from mtrl_plugins.verl import compat_names as verl_names
+from mtrl_plugins.verl.conversions import VERL_TABLE as VERL_KEYS
 from tests.docs.blocks import ROOT
-from tests.docs.migration_tables import marked
 from tests.trainer.trl_templates import FAMILIES, NO_CALLS, NO_TOOLS, ONE_CALL, RUNS, TrlFamily
 from trainer.parse.choose import PARSERS, find_parser_class
 from trainer.policy.memory_parts import GIB
 from trainer.policy.memory_plan import plan_memory
 from trainer.train.settings import TrainSettings
 
-PAGE = ROOT / "docs" / "templates.md"
+VERL, SWIFT, TRL = (ROOT / "docs" / f"migration-{framework}.md" for framework in ("verl", "swift", "trl"))
+
+
+def names_table(modules: Mapping[str, Mapping[str, str]], framework: str) -> str:
+    """The modules that users' files may import, with their names."""
+    rows = [f"| {framework} | Names |", "|---|---|"]
+    alike: dict[str, list[str]] = {}
+    for module, names in modules.items():
+        alike.setdefault(_code(names), []).append(module)
+    rows += [f"| {_code(of)} | {names} |" for names, of in alike.items() if names]
+    return "\n".join(rows)
+
+
+def keys_table(table: KeyTable) -> str:
+    """The keys that do something else here; `mtrl-train translate --table` has the others."""
+    rows = [f"| {table.framework} | mtrl | what differs, and why |", "|---|---|---|"]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for rule in table.rules:
+        if rule.effect is Effect.CHANGED:
+            setting = f"`{rule.setting}`" if rule.setting else "-"
+            alike.setdefault((setting, rule.note.replace("|", "\\|")), []).extend(rule.names)
+    rows += [f"| {_code(names)} | {setting} | {note} |" for (setting, note), names in alike.items()]
+    return "\n".join(rows)
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 OUTCOMES = {
     RUNS: "runs",
     ONE_CALL: "runs, with one call a turn",
@@ -117,23 +151,28 @@ def _plan_lora(model: Path, tokens: int, rank: int) -> str:
     return f"{planned.needed / GIB:.1f}" if planned.fits else f"({planned.needed / GIB:.1f})"
 
 
-TABLES: Mapping[str, tuple[Path, Callable[[], str]]] = {
-    "families": (PAGE, families_table),
-    "parsers": (PAGE, parsers_table),
-    "lora": (ROOT / "docs" / "your-own-job.md", lora_table),
+TABLES: Mapping[tuple[Path, str], Callable[[], str]] = {
+    (VERL, "names"): lambda: names_table(verl_names.OFFERED, "verl"),
+    (VERL, "keys"): lambda: keys_table(VERL_KEYS),
+    (SWIFT, "names"): lambda: names_table(swift_names.OFFERED, "ms-swift"),
+    (SWIFT, "keys"): lambda: keys_table(SWIFT_FLAGS),
+    (TRL, "arguments"): lambda: keys_table(TRL_ARGUMENTS),
+    (ROOT / "docs" / "templates.md", "families"): families_table,
+    (ROOT / "docs" / "templates.md", "parsers"): parsers_table,
+    (ROOT / "docs" / "your-own-job.md", "lora"): lora_table,
 }
 
 
-def updated_pages() -> dict[Path, str]:
-    """The pages with their tables as they should be."""
-    texts = {page: page.read_text(encoding="utf-8") for page, _ in TABLES.values()}
-    for mark, (page, render) in TABLES.items():
-        parts = marked(mark).split(texts[page])
-        assert len(parts) == 5, f"{page} has one place for {mark}"
-        texts[page] = f"{parts[0]}{parts[1]}\n{render()}\n\n{parts[3]}{parts[4]}"
+def updated_guides() -> dict[Path, str]:
+    """Each guide with its tables as they should be, between their two marks."""
+    texts = {guide: guide.read_text(encoding="utf-8") for guide, _ in TABLES}
+    for (guide, mark), render in TABLES.items():
+        parts = re.split(rf"(<!-- {mark} -->\n)(.*?)(<!-- /{mark} -->)", texts[guide], flags=re.DOTALL)
+        assert len(parts) == 5, f"{guide} has one place for {mark}"
+        texts[guide] = f"{parts[0]}{parts[1]}\n{render()}\n\n{parts[3]}{parts[4]}"
     return texts
 
 
 if __name__ == "__main__":
-    for file, text in updated_pages().items():
+    for file, text in updated_guides().items():
         file.write_text(text, encoding="utf-8")
