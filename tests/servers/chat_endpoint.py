@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import anyio
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from tests.servers.serve_app import serve_app
 
 Responder = Callable[[int, dict[str, Any]], Response]
 
@@ -42,17 +41,9 @@ def completion(text: Any) -> Response:
 def serve_chat() -> Iterator[ChatServer]:
     """Serves it over HTTP on a free port."""
     endpoint = ChatServer()
-    app = Starlette(routes=[Route("/v1/chat/completions", endpoint.__call__, methods=["POST"])])
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(128)  # Early connections wait for the server.
-        endpoint.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, lifespan="off"))
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
+    with serve_app(Route("/v1/chat/completions", endpoint.__call__, methods=["POST"])) as origin:
+        endpoint.url = f"{origin}/v1"
         try:
             yield endpoint
         finally:
             endpoint.release.set()
-            server.should_exit = True
-            thread.join(10)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -17,16 +16,14 @@ from typing import Any
 from urllib.parse import unquote, urlencode
 
 import anyio
-import uvicorn
 from anyio import to_thread
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from tests.servers.serve_app import serve_app
 from tests.waiting import PATIENCE_S
 
-END_S = 10.0
 Misbehave = Callable[[Request], Response | Awaitable[Response] | None]
 
 
@@ -34,25 +31,6 @@ async def misbehave_at(misbehave: Mapping[str, Misbehave], request: Request) -> 
     """The answer that a test wants in place of the right one, if any."""
     answer = misbehave.get(request.url.path, lambda request: None)(request)
     return answer if isinstance(answer, Response | None) else await answer
-
-
-@contextmanager
-def serve_app(routes: list[Route]) -> Iterator[str]:
-    """Serves routes from a thread; yields the origin."""
-    config = uvicorn.Config(
-        Starlette(routes=routes), port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
-    )
-    socket = config.bind_socket()
-    socket.listen(128)  # before the thread runs, so that nobody is refused
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(END_S)
-        socket.close()
 
 
 @dataclass
@@ -293,7 +271,7 @@ async def serve_protected() -> AsyncIterator[ProtectedServer]:
 
 @contextmanager
 def _serve_both(authorization: AuthorizationServer, server: ProtectedServer) -> Iterator[None]:
-    with serve_app(authorization.routes()) as url, serve_app(server.routes()) as origin:
+    with serve_app(*authorization.routes()) as url, serve_app(*server.routes()) as origin:
         authorization.url, server.url = url, f"{origin}/mcp"
         yield
 

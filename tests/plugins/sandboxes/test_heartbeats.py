@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import anyio
 import pytest
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from mtrl_plugins.sandboxes import heartbeats
 from mtrl_plugins.sandboxes.heartbeats import Heartbeats
+from tests.servers.serve_app import serve_app
 from tests.waiting import PATIENCE_S, wait_until
 
 SHORT_S = 0.4
@@ -31,29 +34,19 @@ class RecordingServer:
 
 @contextmanager
 def recording_server() -> Iterator[RecordingServer]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            server.tokens.append(self.headers["authorization"])
-            server.renewed.append(body["ids"] if self.path == "/sandboxes/renew" else [])
-            server.released.wait(PATIENCE_S)
-            self.send_response(server.statuses.pop(0) if server.statuses else 200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+    async def record(request: Request) -> Response:
+        body = await request.json()
+        server.tokens.append(request.headers.get("authorization"))
+        server.renewed.append(body["ids"] if request.url.path == "/sandboxes/renew" else [])
+        await to_thread.run_sync(server.released.wait, PATIENCE_S)
+        return Response(status_code=server.statuses.pop(0) if server.statuses else 200)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing is logged."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        server = RecordingServer(f"http://127.0.0.1:{http.server_port}/sandboxes")
-        thread = threading.Thread(target=http.serve_forever)
-        thread.start()
+    with serve_app(Route("/{path:path}", record, methods=["POST"])) as origin:
+        server = RecordingServer(f"{origin}/sandboxes")
         try:
             yield server
         finally:
             server.released.set()
-            http.shutdown()
-            thread.join()
 
 
 def test_all_leases_of_a_server_are_renewed_and_a_server_that_hangs_delays_no_other() -> None:
