@@ -18,9 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import trainer.collect_rollouts
-from gateway.gateway import Gateway
 from gateway.types import Image
-from tests.live_server import live_server
 from tests.trainer.cli_data import FEEDBACK_ROW, PLAIN_ROW, ROOT, SMALL_SETTINGS, TOOLS, RunCommand, write_rows
 from tests.trainer.native_tools import native_tools
 from tests.trainer.policy_scripts import render_calls
@@ -163,17 +161,7 @@ def test_ctrl_c_closes_everything_and_saves_finished_rollouts(tool: str, slow: P
         "held": [render_calls(("write_note", {"text": "lost"})), render_calls((tool, {}))],
     }
     (slow / "says.json").write_text(json.dumps(says))
-    words = (
-        "--model",
-        str(model),
-        "--data",
-        rows(slow, "quick", "held"),
-        "--out",
-        "runs/a",
-        "--n",
-        "2",
-        "--record",
-    )
+    words = ("--model", str(model), "--data", rows(slow, "quick", "held"), "--out", "runs/a", "--n", "2", "--record")
     with run_process(slow, str(SCRIPTED), "says.json", "rollout", *words) as process:
         wait_until(lambda: saved(slow / "runs/a") == 2 and (tool == "wait" or (slow / "dozing").exists()), process)
         output = interrupted(process)
@@ -183,20 +171,6 @@ def test_ctrl_c_closes_everything_and_saves_finished_rollouts(tool: str, slow: P
     assert {rollout.stop for rollout in rollouts} == {StopReason.DONE}
     assert json.loads((slow / "runs/a/metrics.json").read_text())["rollouts/ended"] >= 2
     assert (slow / "runs/a/tape/tape.jsonl").read_text().count("kept") >= 2
-
-
-def test_tools_can_be_those_of_a_remote_gateway(slow: Path, model: Path) -> None:
-    says = {"t": [render_calls(("add", {"a": 3, "b": 4}), ("write_note", {"text": "x"})), "done"]}
-    (slow / "says.json").write_text(json.dumps(says))
-    words = ("--model", str(model), "--data", rows(slow, "t"), "--out", "runs/a", "--n", "2")
-    with live_server(lambda: Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json")) as at:
-        with run_process(slow, str(SCRIPTED), "says.json", "rollout", "--tools", at.url, *words) as process:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0, output
-        assert not at.gateway.sessions
-    rollouts = list(Rollouts(slow / "runs/a"))
-    assert [rollout.stop for rollout in rollouts] == [StopReason.DONE] * 2
-    assert "Note 1 is written." in str(rollouts[0].ledger.messages)
 
 
 SAYS = {
@@ -314,7 +288,6 @@ def written(*ids: int) -> Entry:
     return Entry(Author.POLICY, ids, logprobs=(-1.0,) * len(ids), finish_reason="stop")
 
 
-@pytest.mark.anyio
 async def test_long_recorded_rollout_is_read_once_and_each_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(written(number, 1), Entry(Author.TOOL, (number, 2, 3))) for number in range(200)]
     ledger = Ledger((Entry(Author.TASK, (7,)), *(entry for pair in pairs for entry in pair)))
@@ -333,7 +306,6 @@ async def test_long_recorded_rollout_is_read_once_and_each_prompt_once(monkeypat
     assert sum(read) == len(ledger) + sum(map(len, prompts)) and not policy.requests
 
 
-@pytest.mark.anyio
 async def test_turns_with_the_same_prompt_are_replayed_in_order_and_those_with_other_images_apart() -> None:
     def ledger(image: bytes, *ids: int) -> Ledger:
         return Ledger((Entry(Author.TASK, (1, 2), parts=(Image(image),), spans=((1, 2),)), written(*ids)))

@@ -155,21 +155,17 @@ def score(attempt, scale):
     [
         ({"function": "score"}, "(?s)unknown reward function 'score'.*use one of answer, .*`rewards.py:score`"),
         ({"function": "my_rewards.py:scor"}, "(?s)has no 'scor'.*did you mean 'score'"),
-        (
-            {"function": "my_rewards.py:Needy"},
-            "(?s)cannot be instantiated without arguments: TypeError.*name an instance",
-        ),
+        ({"function": "my_rewards.py:Needy"},
+         "(?s)cannot be instantiated without arguments: TypeError.*name an instance"),
         ({"function": "my_rewards.py:number"}, "is a int, not a function"),
         (COMPONENT, r"(?s)takes \(attempt, scale\): missing a required argument: 'scale'.*remedy: define it as"),
-        (
-            RIGHT | {"args": {"strict": True}},
-            "(?s)unexpected keyword argument 'strict'.*remedy: its arguments are: method",
-        ),
+        (RIGHT | {"args": {"strict": True}},
+         "(?s)unexpected keyword argument 'strict'.*remedy: its arguments are: method"),
         (RIGHT | {"batched": True}, "(?s)scores one attempt.*leave it out"),
         (RIGHT | {"args": {"method": "loose"}}, "(?s)components.mine.args.method: .*'strict' or 'flexible'"),
         ({"function": "efficiency", "args": {"per_call": -1.0}}, "args.per_call: .*greater than or equal to 0"),
     ],
-)
+)  # fmt: skip
 def test_invalid_component_is_rejected_before_the_run(write: Write, component: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         Scorer(reward_settings(mine=component), write(SOURCE))
@@ -196,17 +192,6 @@ async def test_blocking_async_function_costs_its_rollout_and_no_later_one(
         component = scorer._components["mine"]
         component.settings = component.settings.model_copy(update={"timeout_s": 20.0})  # The test is not about speed.
         assert [scored.reward for scored in (await scorer.score(TASK, answer_group("#### 7"))).scored] == [1.0]
-
-
-async def test_blocking_async_function_does_not_block_the_run(write: Write, released: threading.Event) -> None:
-    started = threading.Event()
-    source = BLOCKING.format("started.set(); released.wait()")
-    scorer = make_scorer(write(source), released=released, started=started)
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as scoring:
-            scoring.start_soon(scorer.score, TASK, answer_group("#### 8"))
-            await anyio.to_thread.run_sync(started.wait, 15)
-            released.set()  # Runs in the event loop, which would be blocked otherwise.
 
 
 async def test_calls_queued_behind_a_blocked_one_are_dropped_after_the_deadline(
