@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 import anyio
 import pytest
@@ -17,10 +19,13 @@ from gateway.limits import CircuitBreaker, LimitedToolset
 from gateway.media.media_filter import MediaFilter
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
+from gateway.session import GatewaySession
 from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall, ToolResult
 from tests.toolset_conformance.sample_tools import add
 from tests.virtual_clock import VIRTUAL_CLOCK
+
+T = TypeVar("T")
 
 
 async def hang() -> None:
@@ -140,19 +145,26 @@ async def test_an_answer_after_the_deadline_is_not_cancelled_on_its_way() -> Non
     assert (result.outcome, result.text) == (Outcome.OK, "late")
 
 
+async def close_during(session: GatewaySession, make_call: Callable[[], Awaitable[T]]) -> T:
+    """What calls give under which their session is closed."""
+    results = list[T]()
+
+    async def run() -> None:
+        results.append(await make_call())
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await anyio.wait_all_tasks_blocked()
+            assert session.running and not results, "arguments are checked in a child process"
+            await session.close()
+    return results[0]
+
+
 async def test_closing_a_session_cancels_the_calls_that_wait_for_their_turn() -> None:
     async with Gateway([replace(source(hang), in_order=True)]) as gateway:
         session = await gateway.begin(Task())
-        results = []
-
-        async def run() -> None:
-            results.extend(await session.calls([call("hang")] * 3))
-
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run)
-                await anyio.wait_all_tasks_blocked()
-                await session.close()
+        results = await close_during(session, lambda: session.calls([call("hang")] * 3))
         assert [result.outcome for result in results] == [Outcome.CANCELLED] * 3
         with pytest.raises(SessionError, match="closed"):
             await session.calls([call("hang")] * 2)
@@ -169,7 +181,7 @@ async def test_unused_session_expires() -> None:
 
 
 async def test_closing_a_session_cancels_a_call_whose_arguments_are_still_checked() -> None:
-    calls, results = list[str](), list[ToolResult]()
+    calls: list[str] = []
 
     async def note(text: str) -> str:
         """Notes a text."""
@@ -178,17 +190,8 @@ async def test_closing_a_session_cancels_a_call_whose_arguments_are_still_checke
 
     async with Gateway([source(note)]) as gateway:
         session = await gateway.begin(Task())
-
-        async def run() -> None:
-            results.append(await session.call(call("note", text="a" * 70_000)))
-
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run)
-                await anyio.wait_all_tasks_blocked()
-                assert session.running and not results, "the check runs in a child process"
-                await session.close()
-    assert [result.outcome for result in results] == [Outcome.CANCELLED] and not calls
+        result = await close_during(session, lambda: session.call(call("note", text="a" * 70_000)))
+    assert result.outcome is Outcome.CANCELLED and not calls
 
 
 class HangingFilter(MediaFilter):
@@ -199,14 +202,6 @@ class HangingFilter(MediaFilter):
 
 async def test_closing_a_session_cancels_a_call_whose_answer_is_still_filtered() -> None:
     async with Gateway([replace(source(add), admit=HangingFilter())]) as gateway:
-        session, results = await gateway.begin(Task()), list[ToolResult]()
-
-        async def run() -> None:
-            results.append(await session.call(call("add", a=1, b=2)))
-
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run)
-                await anyio.wait_all_tasks_blocked()
-                await session.close()
-    assert [result.outcome for result in results] == [Outcome.CANCELLED]
+        session = await gateway.begin(Task())
+        result = await close_during(session, lambda: session.call(call("add", a=1, b=2)))
+    assert result.outcome is Outcome.CANCELLED

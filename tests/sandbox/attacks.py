@@ -27,7 +27,15 @@ def _socket(family: str, kind: str = "SOCK_STREAM") -> str:
 
 def _system_call(name: str) -> Attack:
     number = f"({X86_CALLS[name]} if os.uname().machine == 'x86_64' else {ARM_CALLS[name]})"
-    return Attack(f"{LIBC}result = libc.syscall({number}, 0, 0, 0, 0, 0){CHECK}", "PermissionError", False)
+    return Attack(_calls(f"libc.syscall({number}, 0, 0, 0, 0, 0)"), "PermissionError", False)
+
+
+def _calls(call: str) -> str:
+    return f"{LIBC}result = {call}{CHECK}"
+
+
+def _unmasked(condition: str) -> Attack:
+    return Attack(f"if {condition}: print('SUCCEEDED')\nraise OSError('is masked')", "is masked")
 
 
 def _reads(path: str) -> str:
@@ -42,7 +50,6 @@ NO_FAMILY, NOT_THERE, DENIED, READ_ONLY = "Address family not supported", "FileN
 NOT_PERMITTED = "Operation not permitted"
 FULL = "No space left on device"
 NO_CALL = "Function not implemented"
-MASKED = "raise OSError('is masked')"
 FILL = "for n in range(6):\n  with open(f'{folder}/fill{{n}}', 'wb') as f: f.write(bytes(2**22))\nprint('SUCCEEDED')"
 
 NETWORK = {
@@ -66,18 +73,10 @@ NETWORK = {
 FILES = {
     "reads a secret file": Attack(_reads("{secret!r}"), NOT_THERE),
     "reads the list of users": Attack(_reads("'/etc/passwd'"), NOT_THERE),
-    "reads the command line of the kernel": Attack(
-        f"if open('/proc/cmdline').read(): print('SUCCEEDED')\n{MASKED}", "is masked"
-    ),
-    "reads the load of the machine": Attack(
-        f"if open('/proc/loadavg').read().split()[3] != '1/1': print('SUCCEEDED')\n{MASKED}", "is masked"
-    ),
-    "reads the memory of the machine": Attack(
-        f"if open('/proc/meminfo').read().split()[1] != '524288': print('SUCCEEDED')\n{MASKED}", "is masked"
-    ),
-    "reads the processor time of the machine": Attack(
-        f"if any(map(int, open('/proc/stat').readline().split()[1:])): print('SUCCEEDED')\n{MASKED}", "is masked"
-    ),
+    "reads the command line of the kernel": _unmasked("open('/proc/cmdline').read()"),
+    "reads the load of the machine": _unmasked("open('/proc/loadavg').read().split()[3] != '1/1'"),
+    "reads the memory of the machine": _unmasked("open('/proc/meminfo').read().split()[1] != '524288'"),
+    "reads the processor time of the machine": _unmasked("any(map(int, open('/proc/stat').readline().split()[1:]))"),
     "leaves its control group": Attack(_writes("'/sys/fs/cgroup/cgroup.procs'"), NOT_THERE, False),
     "reads a disk": Attack(
         "import os, stat\nfor n in os.listdir('/dev'):\n"
@@ -96,7 +95,7 @@ FILES = {
     "has a library loaded into each program": Attack(_writes("'/etc/ld.so.preload'"), READ_ONLY, False),
     "gives a file away": Attack("import os; open('f', 'w'); os.chown('f', 1, 1); print('SUCCEEDED')", NOT_PERMITTED),
     "opens a file by its handle": Attack(
-        LIBC + "result = libc.open_by_handle_at(-100, ctypes.create_string_buffer(64), 0)" + CHECK, DENIED, False
+        _calls("libc.open_by_handle_at(-100, ctypes.create_string_buffer(64), 0)"), DENIED, False
     ),
     "uses inherited descriptors": Attack(
         "import os, stat\nfor n in range(3, 256):\n try: mode = os.fstat(n).st_mode\n except OSError: continue\n"
@@ -148,12 +147,10 @@ PROCESSES = {
         "import os; open(f'/proc/{{os.getppid()}}/mem', 'rb+'); print('SUCCEEDED')", DENIED, False
     ),
     "reads the first process's environment": Attack(_reads("'/proc/1/environ'"), DENIED, False),
-    "traces a process": Attack(LIBC + "result = libc.ptrace(16, 1, 0, 0)" + CHECK, DENIED, False),
-    "reads another process's memory": Attack(
-        LIBC + "result = libc.process_vm_readv(1, None, 0, None, 0, 0)" + CHECK, DENIED, False
-    ),
+    "traces a process": Attack(_calls("libc.ptrace(16, 1, 0, 0)"), DENIED, False),
+    "reads another process's memory": Attack(_calls("libc.process_vm_readv(1, None, 0, None, 0, 0)"), DENIED, False),
     "opens shared memory": Attack(_reads("{shared!r}"), NOT_THERE),
-    "attaches System V memory": Attack(LIBC + "result = libc.shmget({key}, 0, 0)" + CHECK, NOT_THERE),
+    "attaches System V memory": Attack(_calls("libc.shmget({key}, 0, 0)"), NOT_THERE),
 }
 PRIVILEGES = {
     "becomes root": Attack("import os; os.setuid(0); print('SUCCEEDED')", NOT_PERMITTED),
@@ -173,15 +170,13 @@ PRIVILEGES = {
         "if users in ([], ['0']): print('SUCCEEDED')\nraise OSError('it stays the user')",
         "it stays the user",
     ),
-    "traces its own child": Attack(LIBC + "result = libc.ptrace(0, 0, 0, 0)" + CHECK, DENIED),
-    "mounts": Attack(LIBC + "result = libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)" + CHECK, DENIED, False),
-    "unmounts": Attack(LIBC + "result = libc.umount2(b'/rollout', 2)" + CHECK, DENIED, False),
+    "traces its own child": Attack(_calls("libc.ptrace(0, 0, 0, 0)"), DENIED),
+    "mounts": Attack(_calls("libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)"), DENIED, False),
+    "unmounts": Attack(_calls("libc.umount2(b'/rollout', 2)"), DENIED, False),
     "changes its root": Attack("import os; os.chroot('/tmp'); print('SUCCEEDED')", NOT_PERMITTED, False),
-    "makes a user namespace": Attack(LIBC + "result = libc.unshare(0x10000000)" + CHECK, DENIED, False),
-    "makes a mount namespace": Attack(LIBC + "result = libc.unshare(0x20000)" + CHECK, DENIED, False),
-    "enters another namespace": Attack(
-        LIBC + "result = libc.setns(os.open('/proc/self/ns/net', 0), 0)" + CHECK, DENIED, False
-    ),
+    "makes a user namespace": Attack(_calls("libc.unshare(0x10000000)"), DENIED, False),
+    "makes a mount namespace": Attack(_calls("libc.unshare(0x20000)"), DENIED, False),
+    "enters another namespace": Attack(_calls("libc.setns(os.open('/proc/self/ns/net', 0), 0)"), DENIED, False),
     "types into its terminal": Attack(
         "import fcntl, os, pty\nprocess, terminal = pty.fork()\nif process == 0:\n"
         " try: fcntl.ioctl(0, 0x5412, b'x')\n except OSError as error: os._exit(error.errno)\n os._exit(0)\n"
@@ -193,13 +188,13 @@ PRIVILEGES = {
     "types into the console": Attack(
         "import fcntl, pty; fcntl.ioctl(pty.openpty()[1], 0x541C, b'x'); print('SUCCEEDED')", NOT_PERMITTED, False
     ),
-    "reads the kernel's log": Attack(LIBC + "result = libc.klogctl(10, None, 0)" + CHECK, DENIED),
+    "reads the kernel's log": Attack(_calls("libc.klogctl(10, None, 0)"), DENIED),
     "raises its priority": Attack("import os; os.nice(-5); print('SUCCEEDED')", DENIED),
     "raises its limits": Attack(
         "import resource as r; r.setrlimit(r.RLIMIT_CORE, (1, 1)); print('SUCCEEDED')", "not allowed to raise"
     ),
     "sets a parameter of the kernel": Attack(_writes("'/proc/sys/kernel/core_pattern'"), "Errno", False),
-    "loads a module": Attack(LIBC + "result = libc.init_module(None, 0, b'')" + CHECK, "Errno", False),
+    "loads a module": Attack(_calls("libc.init_module(None, 0, b'')"), "Errno", False),
     **{f"calls {name}": _system_call(name) for name in X86_CALLS},
 }
 DISK = {
@@ -232,9 +227,9 @@ MEMORY_AND_PROCESSES = {
 }
 UNCOUNTED = {
     "keeps memory in a file without a name": Attack("import os; os.memfd_create('a'); print('SUCCEEDED')", NO_CALL),
-    "keeps memory in a queue": Attack(LIBC + "result = libc.msgget(0, 0o1600)" + CHECK, NO_CALL),
-    "keeps memory in semaphores": Attack(LIBC + "result = libc.semget(0, 32000, 0o1600)" + CHECK, NO_CALL),
-    "keeps memory in a secret file": Attack(LIBC + "result = libc.syscall(447, 0)" + CHECK, NO_CALL),
+    "keeps memory in a queue": Attack(_calls("libc.msgget(0, 0o1600)"), NO_CALL),
+    "keeps memory in semaphores": Attack(_calls("libc.semget(0, 32000, 0o1600)"), NO_CALL),
+    "keeps memory in a secret file": Attack(_calls("libc.syscall(447, 0)"), NO_CALL),
 }
 """What takes memory that is in no process and no folder, where there are no control groups, which count it."""
 TIME = {
@@ -242,6 +237,6 @@ TIME = {
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)",
         "time limit",
         False,
-    ),
+    )
 }
 ATTACKS = NETWORK | FILES | PROCESSES | PRIVILEGES | DISK | MEMORY_AND_PROCESSES | TIME
