@@ -11,8 +11,6 @@ from tests.plugins.agents.agent_harness import call_text, open_agents
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.settings import RolloutLimits
 
-pytestmark = pytest.mark.anyio
-
 PROGRAMS = Path(__file__).with_name("programs")
 PYTHON = str(Path(__file__).parents[2] / ".agents" / "bin" / "python")
 CALL = call_text("add", '{"a":3,   "b": 4}')

@@ -14,8 +14,6 @@ from gateway.mcp_client.flood_limits import MAX_OPEN_ANSWERS
 from gateway.mcp_client.sse import SSEWriter
 from gateway.mcp_client.streamable_http import StreamableHttpWriter
 
-pytestmark = pytest.mark.anyio
-
 MakeWriter = Callable[[TaskGroup], Any]
 WRITERS: dict[str, tuple[MakeWriter, str]] = {
     "sse": (lambda tasks: SSEWriter("http://it", cast(Any, None), {}, cast(Any, None), tasks), "_post"),

@@ -10,14 +10,12 @@ from types import coroutine
 from typing import Any
 
 import anyio
-import pytest
 from mcp_types import JSONRPCRequest
 
 from gateway.mcp_client.child_process import OpenRequests, StdinWriter
 from gateway.mcp_client.messages import parse_messages
 from gateway.process.pipe_process import ReadPipe, WritePipe
 
-pytestmark = pytest.mark.anyio
 COUNT = 300
 """Of a kilobyte each: more than the queue and the pipe hold."""
 

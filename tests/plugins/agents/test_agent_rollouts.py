@@ -24,8 +24,6 @@ from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.task import Task
 
-pytestmark = pytest.mark.anyio
-
 ASK = """
 import json, os, sys, urllib.parse, urllib.request
 def ask(text, fail=False):

@@ -25,8 +25,6 @@ from trainer.rollout.loop import find_offered
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.task import Task
 
-pytestmark = pytest.mark.anyio
-
 FUNCTION = f"{__name__}:use_tools"
 
 

@@ -12,8 +12,6 @@ from tests.plugins.agents.agent_harness import ADD, USER, open_agents
 from tests.sample_images import png
 from trainer.rollout.settings import RolloutLimits
 
-pytestmark = pytest.mark.anyio
-
 CHAT: dict[str, Any] = {"messages": [USER]}
 RESPONSES: dict[str, Any] = {"input": "What is 3 + 4?"}
 REFUSED = [

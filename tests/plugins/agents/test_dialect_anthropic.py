@@ -14,8 +14,6 @@ from mtrl_plugins.agents.turn_tree import Change
 from tests.plugins.agents.agent_harness import CALL, TEMPLATE, USER, call_text, open_agents, read_events
 from tests.sample_images import png
 
-pytestmark = pytest.mark.anyio
-
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}, "b": {}}}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
 
@@ -74,16 +72,10 @@ def test_images_are_read_from_messages_and_from_results() -> None:
         ({"messages": [USER], "tool_choice": "auto"}, "tool_choice"),
         ({"messages": [USER], "top_k": 5}, "top_k"),
         ({"messages": [USER], "max_tokens": "many"}, "max_tokens"),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}
-                ]
-            },
-            "messages.0",
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]},
+         "messages.0"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_had_is_refused_with_its_field(body: dict[str, Any], param: str) -> None:
     with pytest.raises(PolicyProblem) as caught:
         read_request(body, MessageCache())

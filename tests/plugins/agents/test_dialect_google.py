@@ -20,8 +20,6 @@ from mtrl_plugins.agents.requests import MessageCache, PolicyProblem
 from tests.plugins.agents.agent_harness import CALL, TEMPLATE, Requests, open_agents, read_events
 from tests.sample_images import png
 
-pytestmark = pytest.mark.anyio
-
 ASK = {"role": "user", "parts": [{"text": "What is 3 + 4?"}]}
 ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "OBJECT", "properties": {"a": {"type": "NUMBER"}}}}
 GENERATE, STREAM = "/v1beta/models/gemini-9:generateContent", "/v1/models/any:streamGenerateContent?alt=sse"

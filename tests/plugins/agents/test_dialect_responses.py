@@ -15,8 +15,6 @@ from tests.plugins.agents.agent_harness import CALL, TEMPLATE, call_text, open_a
 from tests.sample_images import png
 from trainer.ledger import Message
 
-pytestmark = pytest.mark.anyio
-
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits.", "format": {"type": "grammar", "syntax": "lark"}}
 SEARCH = {"type": "web_search", "search_context_size": "low"}

@@ -30,8 +30,6 @@ from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.trace_player import play_trace
 from trainer.storage.rollout_file import RolloutWriter
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_chat_goes_on_from_the_ids_that_were_sampled() -> None:
     async with open_agents([CALL, "It is 7."]) as harness, harness.session() as agent:

@@ -18,8 +18,6 @@ from trainer.rollout.admission import Admission
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.settings import ConcurrencySettings
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_request_under_way_ends_with_its_session() -> None:
     async with open_agents(["It is 7."]) as harness, harness.session() as agent:

@@ -21,8 +21,6 @@ from trainer.parse.hermes import Hermes
 from trainer.parse.plain import PlainText
 from trainer.rollout.rollout import StopReason
 
-pytestmark = pytest.mark.anyio
-
 TURN = f"<think>\nSum them: 3 < 4 🎈\n</think>\n\nI add « them » with <tool_x>. 🎈🎈\n{CALL}"
 CHAT, RESPONSES, MESSAGES = "/chat/completions", "/responses", "/messages"
 PATHS = pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])

@@ -14,21 +14,11 @@ from gateway.native.native_toolset import NativeToolset
 from gateway.sandbox.roots import add_root
 from gateway.tool_table import Source
 from tests.live_server import live_server
-from tests.plugins.harbor.harbor_runs import (
-    PASSES,
-    RIGHT,
-    SAMPLES,
-    Sample,
-    make_settings,
-    open_agent,
-    write_task,
-)
+from tests.plugins.harbor.harbor_runs import PASSES, RIGHT, SAMPLES, Sample, make_settings, open_agent, write_task
 from tests.plugins.harbor.test_harbor_tasks import environment_of, try_folder
 from tests.sandbox.roots import export, make_tree
 from trainer.rollout.rollout import StopReason
 from trainer.setup import make_gateway
-
-pytestmark = pytest.mark.anyio
 
 ASK = (
     'ask() { wget -Y off -q -O /tmp/answer --header "Authorization: Bearer $OPENAI_API_KEY" --header "Content-Type:'

@@ -21,8 +21,6 @@ from trainer.ledger import Author, Entry, Ledger
 from trainer.reward.scorer import Scorer
 from trainer.reward.settings import RewardSettings
 
-pytestmark = pytest.mark.anyio
-
 PLUGIN = """
     import json
     from typing import List

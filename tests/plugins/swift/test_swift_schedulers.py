@@ -30,8 +30,6 @@ from trainer.rollout.steppers import RolloutStart
 from trainer.rollout.task import Task
 from trainer.setup import make_stepper
 
-pytestmark = pytest.mark.anyio
-
 NEW_ROUND = """
     from swift.plugin import multi_turns
     from swift.plugin.multi_turn import MultiTurnScheduler

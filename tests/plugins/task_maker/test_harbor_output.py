@@ -33,8 +33,6 @@ from tests.sandbox.roots import make_root
 from tests.trainer.policy_scripts import render_calls
 from trainer.train.settings import TrainSettings
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path) -> Iterator[str]:

@@ -151,7 +151,6 @@ class OneWay:
         pass
 
 
-@pytest.mark.anyio
 async def test_endless_line_is_refused() -> None:
     channel = LineChannel(OneWay(*[b"x" * 60] * 3), max_bytes=100)  # type: ignore[arg-type]
     with pytest.raises(ChannelError, match="more than 100 bytes"):
@@ -173,7 +172,6 @@ class SlowStream(OneWay):
 on_virtual_clock = pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", VIRTUAL_CLOCK), id="virtual")])
 
 
-@pytest.mark.anyio
 @on_virtual_clock
 async def test_slow_connection_that_moves_has_not_stalled() -> None:
     stream = SlowStream(b'{"a"', b":", b"1}\n")
@@ -187,7 +185,6 @@ async def test_slow_connection_that_moves_has_not_stalled() -> None:
     assert len(stream.sent) > 1 << 20
 
 
-@pytest.mark.anyio
 @on_virtual_clock
 async def test_stranger_who_greets_byte_by_byte_is_refused() -> None:
     channel = LineChannel(SlowStream(*[b"x"] * 9))  # type: ignore[arg-type]
@@ -195,7 +192,6 @@ async def test_stranger_who_greets_byte_by_byte_is_refused() -> None:
         await accept_worker(channel, "a token", "1")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("change", [{"nonce": "\ud800"}, {"proof": "\ud800"}, {"name": "\ud800"}, {"name": 1}])
 async def test_greeting_that_cannot_be_read_is_refused(change: dict[str, Any]) -> None:
     greeting = {"name": "x", "nonce": "a", "proof": "b"} | change

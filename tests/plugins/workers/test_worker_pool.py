@@ -19,21 +19,12 @@ from gateway.version import installed_version
 from mtrl_plugins.workers import line_channel, messages, worker_pool
 from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE, Address, ChannelError, LineChannel, greet_trainer
 from mtrl_plugins.workers.worker_pool import WorkerPool
-from tests.plugins.workers.pools import (
-    GatedEngine,
-    find_workers,
-    make_pool,
-    make_runner,
-    read_acts,
-    tasks,
-    write_tools,
-)
+from tests.plugins.workers.pools import GatedEngine, find_workers, make_pool, make_runner, read_acts, tasks, write_tools
 from tests.trainer.tokenizer_families import FAMILIES, save_tokenizer_folder
 from tests.waiting import wait_until
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.scheduler import Scheduler
 
-pytestmark = pytest.mark.anyio
 TOKEN = "a token of this test only"
 LONG_S = 150.0
 """Within which workers start, also on a busy machine."""

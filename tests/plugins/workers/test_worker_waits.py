@@ -46,7 +46,6 @@ async def wait_for_words(log: Path, process: anyio.abc.Process, words: str) -> N
     assert words in read(), read()
 
 
-@pytest.mark.anyio
 async def test_worker_waits_for_its_run_and_gateway_and_joins_the_run_again_after_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +75,6 @@ async def test_worker_waits_for_its_run_and_gateway_and_joins_the_run_again_afte
     assert "is lost: the connection was closed; it is waited for" in log.read_text()
 
 
-@pytest.mark.anyio
 async def test_worker_that_may_not_wait_ends_with_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     place, log = f"127.0.0.1:{free_port()}", tmp_path / "worker.log"
@@ -108,7 +106,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
     return pauses
 
 
-@pytest.mark.anyio
 async def test_pauses_grow_until_the_time_is_up_and_each_reason_is_told_once(pauses: Pauses) -> None:
     reasons = iter(["it is off"] * 3 + ["it starts"] * 100)
 
@@ -121,7 +118,6 @@ async def test_pauses_grow_until_the_time_is_up_and_each_reason_is_told_once(pau
     assert [text.split(";")[0] for text in pauses.told] == ["it is off", "it starts"]
 
 
-@pytest.mark.anyio
 async def test_only_what_is_away_is_tried_again(pauses: Pauses) -> None:
     answers: list[Any] = [AwayError("it is off"), 7]
 

@@ -13,8 +13,6 @@ from tests.waiting import wait_until
 from trainer.policy import machine_use
 from trainer.policy.machine_use import MachineUse
 
-pytestmark = pytest.mark.anyio
-
 
 def test_busy_processors_and_memory_are_measured_since_the_last_time() -> None:
     machine = MachineUse()

@@ -36,7 +36,6 @@ from trainer.policy.router_replay import RouterReplay
 from trainer.policy.settings import PolicyError, UpdateSettings
 from trainer.train.start import train
 
-pytestmark = pytest.mark.anyio
 LAYERS, CHOSEN = 2, 2
 
 

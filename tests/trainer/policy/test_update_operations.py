@@ -57,7 +57,6 @@ def test_step_reads_as_often_however_many_micro_batches_it_has(
     assert (updater._total_passes > 2) == (tokens == 24)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("tokens", [64, 10_000], ids=["many micro-batches", "one micro-batch"])
 async def test_images_are_placed_without_a_read(tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # But for the vision encoder of transformers, which reads the images' sizes in each pass.

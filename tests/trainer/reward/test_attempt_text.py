@@ -24,8 +24,6 @@ from trainer.rollout.steppers import BackIntoThinking
 from trainer.rollout.task import Task
 from trainer.template import Template
 
-pytestmark = pytest.mark.anyio
-
 TURNS = (
     "<think>\n I add. </think>\n\n  Let me see.\n" + render_calls(("add", {"a": 3, "b": 4})),
     "no thought </think>  \n#### 7 \n",

@@ -24,7 +24,6 @@ from trainer.train.replay_step import replay_step
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 
-pytestmark = pytest.mark.anyio
 AGENT = {"function": "tests.plugins.agents.looping_agent:run"}
 STEPS = 3
 REWARD = {"components": {"agent": {"function": "agent"}}}
