@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.configured_server import find_unknown_tools
+from gateway.config.models import ResultLimit
 from tests.config.conftest import LoadConfig, LoadErrors
 from tests.conftest import Write
 
@@ -63,8 +64,21 @@ def test_conflicting_entries_of_a_server_are_both_named(
 
 
 GSM8K = "interaction: [{class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction}]"
+UNKNOWN = """
+tools:
+  - {class_name: a.B, config: {own: 1}, tool_schema: {function: {name: b, parameters: {own: {}}, zz: 1}, zz: 1}}
+  - {function: a:b, parameters: {own: 1}, result_limit: {chars: 5, zz: 1}}
+  - {server: time, parse_tools: {own: a:B}}
+  - {mcp: {mcp_servers_config_path: ../mcp_servers.json, zz: 1}, config: {own: 1}}
+interaction: [{class_name: a.B, config: {own: 1}, media: {zz: 1}}]
+"""
+PLACES = ("tools[0].tool_schema.function", "tools[0].tool_schema", "tools[1].result_limit", "tools[3].mcp")
 DISABLED = SERVERS.replace('"time": {', '"time": {"disabled": true, ')
 MISTAKES: dict[str, tuple[dict[str, str], list[str]]] = {
+    "keys that nothing has": (
+        {"a.yaml": UNKNOWN},
+        [f"{place}.zz: unknown key" for place in (*PLACES, "interaction[0].media")],
+    ),
     "unknown servers": (
         {"a.yaml": "tools: [{server: tmie}, {server: database}]"},
         ["tools[0].server: there is no server 'tmie'\n  remedy: did you mean 'time'?", "known servers: time, web"],
@@ -107,6 +121,11 @@ def test_mistakes_between_files_name_their_places(mistake: str, write: Write, lo
         write(f"tool_configs/{name}", text)
     messages = load_errors()
     assert all(words in message for words, message in zip(expected, messages, strict=True)), messages
+
+
+def test_a_copy_of_settings_cannot_have_a_name_that_they_lack() -> None:
+    with pytest.raises(AttributeError, match="ResultLimit has no characters_at_most"):
+        ResultLimit(chars=5).model_copy(update={"characters_at_most": 5})
 
 
 def test_entry_that_moved_in_its_file_is_equal(write: Write, load_files: LoadConfig) -> None:

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
+from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
+from gateway.serving import settings_of
 from tests.http.api_client import ApiClient, http_sources
 from tests.live_server import LiveServer, live_server_async
 from tests.waiting import PATIENCE_S
@@ -19,7 +21,8 @@ JSON = "application/json"
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[LiveServer]:
-    settings = Settings(port=0, allow_origins=("http://localhost:3000", "https://page.example"))
+    pages = ("http://localhost:3000", "https://page.example")
+    settings = Settings(port=0, allow_origins=pages, allow_hosts=("tools.example",))
     async with live_server_async(lambda: Gateway(http_sources()), settings) as server:
         yield server
 
@@ -53,6 +56,15 @@ async def test_pages_of_other_origins_are_refused(gateway: LiveServer, path: str
             answer = await http.post(gateway.url + path, content=b"{}", headers=headers)
             assert (answer.status_code, answer.json()["error"]["type"]) == (403, "forbidden"), name
     assert not gateway.gateway.sessions
+
+
+async def test_our_own_and_named_hosts_and_pages_may_call(gateway: LiveServer) -> None:
+    client = ApiClient(gateway.url)
+    for host, origin in (("", gateway.url), ("", "HTTP://localhost:3000"), ("tools.example", "https://tools.example")):
+        headers = {"origin": origin} | ({"host": host} if host else {})
+        assert (await client("GET", "/v1/tools", **headers)).status_code == 200
+    with pytest.raises(ConfigError, match="is no origin"):
+        settings_of("127.0.0.1", 0, None, ["http://localhost:3000/"])
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def check_documented(method: str, path: str, answer: Response) -> None:
 
 def _path_template(path: str) -> str:
     parts = path.split("/")
-    if parts[1:-1] in (["v1", "live", "sessions"], ["v1", "tapes"], ["ui"]):
-        return "/".join([*parts[:-1], "{id}"])
+    if parts[1:-1] == ["ui"]:
+        return "/ui/{id}"
     is_nested = parts[1:3] in (["v1", "sessions"], ["v1", "servers"]) and len(parts) > 3
     return "/".join([*parts[:3], "{id}", *parts[4:]]) if is_nested else path
 

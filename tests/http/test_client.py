@@ -13,7 +13,7 @@ from anyio.abc import SocketStream
 from pydantic import SecretStr
 
 from gateway.client import RemoteGateway
-from gateway.errors import GatewayError, SessionError, Unavailable
+from gateway.errors import GatewayError, SessionError, TooManySessions, Unavailable
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
 from gateway.types import Outcome, Task
@@ -89,6 +89,23 @@ async def test_entering_an_unreachable_gateway_raises() -> None:
             pass
 
 
+async def test_what_could_not_be_sent_was_not_done_and_errors_are_those_of_a_gateway_in_this_process() -> None:
+    async with live_server_async(lambda: Gateway(http_sources(), max_sessions=1)) as server:
+        gateway = await RemoteGateway(server.url).__aenter__()
+        session = await gateway.begin(Task())
+        with pytest.raises(TooManySessions, match="1 sessions are open"):
+            await gateway.begin(Task())
+        with pytest.raises(Unavailable, match="LocalProtocolError") as refused:
+            await RemoteGateway(server.url, token="hunter2\n").__aenter__()
+    assert "hunter2" not in str(refused.value)
+    with anyio.fail_after(PATIENCE_S):
+        assert (await session.call(make_call("add", '{"a": 1}'))).outcome is Outcome.UNAVAILABLE
+        await session.close()
+        await gateway.__aexit__(None, None, None)
+    with pytest.raises(GatewayError, match="not entered"):
+        await gateway.begin(Task())
+
+
 async def test_opening_a_session_waits_for_a_gateway_that_is_started_again() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -111,7 +128,7 @@ async def test_opening_a_session_waits_for_a_gateway_that_is_started_again() -> 
         await remote.__aexit__(None, None, None)
 
 
-async def test_cancelling_a_call_cancels_it_on_the_server(server: LiveServer, hanging: HangingTool) -> None:
+async def test_cancelled_calls_and_rollouts_end_on_the_server(server: LiveServer, hanging: HangingTool) -> None:
     async with RemoteGateway(server.url) as gateway, gateway.open() as session:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(session.call, make_call("hang"))
@@ -119,6 +136,18 @@ async def test_cancelling_a_call_cancels_it_on_the_server(server: LiveServer, ha
             tasks.cancel_scope.cancel()
         await wait_until(hanging.cancelled.is_set)
         assert (await session.call(make_call("add", '{"a": 1}'))).text == "1"
+
+        async def roll() -> None:
+            async with gateway.open() as other:
+                assert other.id in server.gateway.sessions
+                await anyio.sleep_forever()
+
+        before = len(server.gateway.sessions)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(roll)
+            await wait_until(lambda: len(server.gateway.sessions) > before)
+            tasks.cancel_scope.cancel()
+        await wait_until(lambda: len(server.gateway.sessions) == before)
 
 
 async def test_expired_session_raises_session_error(server: LiveServer) -> None:

@@ -74,6 +74,9 @@ async def test_pure_tools_are_called_without_a_session(client: ApiClient, server
     answer = await client("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add", '{"a": 1, "b": 2}')]})
     assert answer.json()["messages"][0]["content"] == "3"
     assert len(server.gateway.sessions) == before
+    for name in ("remember", "nothing", "feedback_gsm8k"):
+        refused = await client("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add"), tool_call(name)]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (409, "tool_calls.1.function.name")
 
 
 async def test_invalid_body_is_refused_with_the_field(client: ApiClient) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import anyio
 import httpx2
 
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
-from tests.http.api_client import ApiClient, HangingTool, http_sources
+from tests.http.api_client import ApiClient, HangingTool, http_sources, tool_call
 from tests.live_server import LiveServer, live_server_async
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -42,6 +43,18 @@ async def test_closing_returns_rewards_and_removes_the_session(client: ApiClient
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/calls"), ("POST", "/feedback")):
         gone = await client(method, f"/v1/sessions/{id}{path}", {"tool_calls": []} if method == "POST" else None)
         assert gone.status_code == 404 and gone.json()["error"]["type"] == "not_found"
+
+
+async def test_state_of_a_session_has_what_was_called_in_any_form_and_its_rewards(client: ApiClient) -> None:
+    id = await client.begin(tools=["judge"], id="row 7", ttl_s=60)
+    calls, none = [tool_call("judge", {"word": "good"})], {"role": "assistant", "content": "hm", "tool_calls": None}
+    for body in (calls, {"messages": [none, {"tool_calls": calls}]}, none):
+        answer = (await client("POST", f"/v1/sessions/{id}/calls", body)).json()
+        assert [item["reward"] for item in answer["results"]] == [0.25] * (body is not none)
+    state = (await client("GET", f"/v1/sessions/{id}")).json()
+    assert (state["task_id"], state["tools"], state["calls"], state["strict"]) == ("row 7", ["judge"], 2, False)
+    assert state["rewards"] == [{"source": "judge", "value": 0.25, "kind": "call", "call_id": "c1"}] * 2
+    assert 0 < state["expires_at"] - time.time() <= 61
 
 
 async def test_session_does_not_expire_during_a_call(

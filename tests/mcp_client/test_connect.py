@@ -83,10 +83,13 @@ async def test_exited_process_is_reported_with_code_and_stderr() -> None:
 
 
 @pytest.mark.parametrize("transport", ["sse", "http"])
-async def test_token_is_sent_but_never_shown(transport: str) -> None:
+async def test_token_is_sent_but_never_shown_and_named_where_it_is_missing(transport: str) -> None:
     async with misbehaving_toolset(transport, "--require-token", "s3cret", auth_token="s3cret") as server:
         assert (await call_tool(server, "echo", text="let in")).text == "let in"
         assert "s3cret" not in repr(server.status) + repr(server.config)
+    async with misbehaving_toolset(transport, "--require-token", "s3cret") as server:
+        assert server.status.state == "down" and "HTTP 401" in server.status.reason
+        assert "auth_token" in server.status.remedy
 
 
 @pytest.mark.parametrize("transport", ["sse", "http"])
@@ -94,6 +97,8 @@ async def test_transport_of_a_bare_url_is_detected(transport: str) -> None:
     async with serve_misbehaving(transport) as url, open_toolset(Server(url=url)) as server:  # type: ignore[arg-type]
         assert server.status.transport == {"sse": "sse", "http": "streamable-http"}[transport]
         assert (await call_tool(server, "echo", text="found")).text == "found"
+        async with open_toolset(Server(url=f"{url}/none")) as other:
+            assert "as streamable-http" in other.status.reason and "as sse" in other.status.reason
 
 
 @pytest.mark.parametrize("transport", ["sse", "http"])

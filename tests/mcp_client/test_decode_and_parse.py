@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
-from threading import get_ident
+from dataclasses import replace
+from threading import Event, get_ident
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from gateway.mcp_client import mcp_session
 from gateway.mcp_client.decode import to_result
 from gateway.mcp_client.parse_hook import MCPBaseTool
 from gateway.types import Audio, Image, Outcome, Resource, Text, ToolResult
 from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset
+from tests.waiting import PATIENCE_S
 
 PIXEL_BASE64 = base64.b64encode(b"pixel").decode()
 IMAGE = {"type": "image", "data": PIXEL_BASE64, "mimeType": "image/jpeg"}
@@ -55,16 +56,11 @@ def test_unreadable_part_becomes_a_note_and_is_counted(item: Any) -> None:
     assert result.metrics["unreadable_parts"] == 1
 
 
-any_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.sampled_from(["type", "text"]), inner),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.sampled_from(["content", "structuredContent", "isError", "_meta", "resultType"]), any_json))
-def test_any_raw_result_is_decoded(raw: dict[str, Any]) -> None:
-    assert isinstance(to_result(raw), ToolResult)
+def test_fields_of_wrong_types_are_ignored() -> None:
+    meta = {"mtrl/metrics": 3, "mtrl/reward": "x", "mtrl/done": 1, "mtrl/outcome": [], "mtrl/reason": 3}
+    for raw in ({"content": "x", "_meta": 3, "isError": "no"}, {"content": {}, "_meta": meta}, {"_meta": meta}):
+        result = to_result(raw)
+        assert (result.outcome, result.reward, result.done, result.reason) == (Outcome.OK, None, False, None)
 
 
 class UppercaseParser(MCPBaseTool):
@@ -73,6 +69,35 @@ class UppercaseParser(MCPBaseTool):
         kinds = {item.mimeType for item in content} | {item.mime_type for item in content}
         named = self.tool_schema.function.name
         return text, {"kinds": sorted(kind for kind in kinds if kind), "named": named, "thread": get_ident()}
+
+
+class RewardingParser(MCPBaseTool):
+    def parse_result(self, result: ToolResult) -> ToolResult:
+        return replace(result, reward=float(len(result.parts)), done=True)
+
+
+class WaitingParser(MCPBaseTool):
+    def _parse_tool_result(self, content: list[Any]) -> tuple[str, dict[str, Any]]:
+        if content[0].text == "wait":
+            ENDED.wait(PATIENCE_S)
+        raise KeyError("answer")
+
+
+ENDED = Event()
+
+
+async def test_parser_that_raises_or_hangs_leaves_the_result_and_one_of_all_tools_may_score_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp_session, "PARSE_TIMEOUT_S", 0.3)
+    async with misbehaving_toolset("stdio", parse={"*": RewardingParser({}), "echo": WaitingParser}) as server:
+        scored = await call_tool(server, "mixed")
+        assert (scored.reward, scored.done) == (6.0, True)
+        for text in ("raise", "wait"):
+            result = await call_tool(server, "echo", text=text)
+            assert (result.outcome, result.text, result.metrics["parse_failed"]) == (Outcome.OK, text, 1)
+            assert "WaitingParser" in (result.reason or "")
+    ENDED.set()
 
 
 async def test_parse_tool_result_replaces_the_text_and_keeps_other_parts() -> None:

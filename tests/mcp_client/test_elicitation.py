@@ -41,6 +41,11 @@ async def answer(answers: Answers, params: Any = ORDER) -> Any:
 async def test_given_values_replace_defaults_and_other_fields_are_left_out() -> None:
     accepted = await answer({"gift": True, "count": 3, "colour": "red"})
     assert accepted == {"action": "accept", "content": {"size": "M", "count": 3, "gift": True}}
+    assert await answer("defaults") == {"action": "accept", "content": {"size": "M", "count": 1}}
+    needed = {"requestedSchema": {"properties": {"name": {"type": "string"}}, "required": ["name"]}}
+    assert await answer("decline") == await answer("defaults", needed) == {"action": "decline"}
+    with pytest.raises(RequestDeclined, match="sampling/createMessage"):
+        await ElicitationAnswers("shop", "defaults").answer("sampling/createMessage", {})
 
 
 @pytest.mark.parametrize("values", [{"size": "XXL"}, {"count": 0}, {"count": "three"}])

@@ -25,7 +25,12 @@ async def hang(server: McpToolset) -> None:
 
 async def test_timeouts_in_a_row_restart_a_server_that_answers_pings(caplog: pytest.LogCaptureFixture) -> None:
     async with misbehaving_toolset("stdio", timeouts_in_a_row=2, **UNHURRIED) as server:
-        (pid,) = server.status.children
+        (pid,), (connection,) = server.status.children, server.pool.connections
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(hang, server)
+        assert connection.health.timeouts == 1, "those at the same time count once"
+        assert (await call_tool(server, "echo", text="here")).outcome is Outcome.OK and not connection.health.timeouts
         await hang(server)
         await hang(server)
         await wait_until(lambda: server.status.reconnects == 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.mcp_client.listing import MAX_PAGES, ListingParser
+from gateway.types import Hints
 from tests.mcp_client.mcp_toolsets import TRANSPORTS, call_tool, misbehaving_toolset
 from tests.waiting import wait_until
 
@@ -49,6 +50,21 @@ async def test_changed_listing_is_reloaded_and_unchanged_specs_stay_identical(tr
         assert changes == [len(before) + 1]
         assert "notifications/tools/list_changed" in notifications
         assert (await call_tool(server, "echo-grown1", text="new")).text == "new"
+
+
+def test_schemas_hints_and_headers_of_tools_are_taken_as_they_are_written() -> None:
+    def tool(name: str, argument: dict[str, object], **more: object) -> dict[str, object]:
+        return {"name": name, "inputSchema": {"type": "object", "properties": {"a": argument}, "x-own": True}, **more}
+
+    good = tool("good", {"type": "string", "x-mcp-header": "Region"}, outputSchema={"type": "object"}, title="New")
+    annotations = {"readOnlyHint": True, "idempotentHint": "true", "destructiveHint": False, "title": "Old"}
+    parser = ListingParser("s", modern=True)
+    parser.add_page([tool("bad", {"type": "number", "x-mcp-header": "A"}), {**good, "annotations": annotations}])
+    (spec,) = parser.listing.specs
+    assert (spec.parameters, spec.output) == (good["inputSchema"], {"type": "object"})
+    assert spec.hints == Hints(title="New", read_only=True, destructive=False)
+    assert "x-mcp-header" in parser.listing.quarantined["bad"]
+    assert parser.listing.header_maps == {"good": {("a",): "Region"}}
 
 
 @pytest.mark.parametrize(

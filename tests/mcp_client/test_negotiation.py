@@ -8,6 +8,7 @@ import pytest
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
 
+from gateway.mcp_client.errors import UpstreamError
 from gateway.mcp_client.protocol_version import NegotiatedProtocol, negotiate
 from gateway.types import DEFAULT_CONTEXT, Context
 
@@ -53,6 +54,16 @@ HANDSHAKE_METHODS = ["initialize", "notifications/initialized"]
 async def test_no_evidence_of_a_modern_version_leads_to_the_handshake(answer: Any) -> None:
     protocol, methods = await negotiate_with(answer, HANDSHAKE_RESULT)
     assert protocol.version == "2025-06-18" and methods == ["server/discover", *HANDSHAKE_METHODS]
+
+
+async def test_pinned_version_is_not_given_up_and_versions_that_nobody_knows_end_with_the_reason() -> None:
+    assert (await negotiate_with(HANDSHAKE_RESULT, version="2025-11-25"))[1] == HANDSHAKE_METHODS
+    with pytest.raises(UpstreamError, match="does not support MCP 2026-07-28, which its `protocol` asks for"):
+        await negotiate_with(MCPError(-32601, "no"), version="2026-07-28")
+    with pytest.raises(UpstreamError, match="speaks MCP '1999'"):
+        await negotiate_with(MCPError(-32601, "no"), {"protocolVersion": "1999"})
+    with pytest.raises(MCPError, match="unsupported"):
+        await negotiate_with(unsupported_version("2031-01-01"))
 
 
 async def test_slow_modern_server_is_discovered_again_after_a_failed_handshake() -> None:

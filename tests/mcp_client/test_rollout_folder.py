@@ -67,6 +67,15 @@ async def test_folder_begins_as_a_copy_of_the_state(tmp_path: Path) -> None:
     assert (state / "note.txt").read_text() == "as it was"
 
 
+async def test_folders_are_kept_under_their_rollouts_names_on_request(tmp_path: Path) -> None:
+    async with notes_toolset(keep_state=tmp_path / "kept") as server:
+        for text in ("one", "two"):
+            async with server.open(Task("a", rollout="a-0")) as session:
+                await call(session, "write", text=text)
+    notes = {folder.name: (folder / "note.txt").read_text() for folder in (tmp_path / "kept").iterdir()}
+    assert notes == {"a-0": "one", "a-0-2": "two"}
+
+
 async def test_rollout_has_its_name_and_its_tasks_seed() -> None:
     env = {"SEED": "${MTRL_SEED}", "ROLLOUT": "${MTRL_ROLLOUT_ID}"}
     async with notes_toolset(env=env, cwd=Path(FOLDER) / "work") as server:

@@ -37,6 +37,8 @@ def get(kind):
     state = describe(kind)
     if kind == "dies":
         os._exit(3)
+    if kind in ("failed", "cancelled"):
+        return {**state, "status": kind, "error": {"code": -1, "message": "the disk is full"}}
     if kind == "endless" or polls[kind] < 3:
         return {**state, "statusMessage": f"step {polls[kind]}"}
     if kind == "asks" and kind not in answers:
@@ -135,7 +137,9 @@ async def test_task_is_cancelled_at_the_calls_deadline(write: Write) -> None:
     raise AssertionError("no task began in time")
 
 
-async def test_task_of_a_server_that_dies_ends_as_unknown(write: Write) -> None:
+async def test_task_without_a_result_is_an_error_and_unknown_where_its_server_dies(write: Write) -> None:
     async with _open(write) as (session, _):
-        result = await _call(session, "dies")
-    assert result.outcome is Outcome.UNKNOWN
+        for kind, words in (("failed", "the disk is full"), ("cancelled", "ended without a result")):
+            result = await _call(session, kind)
+            assert result.outcome is Outcome.ERROR and words in result.text
+        assert (await _call(session, "dies")).outcome is Outcome.UNKNOWN

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp import MCPError
 from mcp.client import Client
 
 from gateway.client import RemoteGateway
@@ -45,6 +46,8 @@ async def test_call_with_a_session_id_runs_in_that_session(protocol: str) -> Non
         await remember(client, "a", **meta)
         assert (await session.call(make_call("remember", '{"word": "b"}'))).text == '["a", "b"]'
         assert await remember(client, "c", **meta) == '["a", "b", "c"]'
+        with pytest.raises(MCPError, match="names no open session"):
+            await remember(client, "d", **{"mtrl/session": "guessed"})
 
 
 @each_protocol

@@ -36,6 +36,8 @@ async def test_instructions_and_further_fields_of_tools_reach_the_client(protoco
         async with load_gateway(tmp_path, "notes") as gateway, connect_client(protocol, gateway) as client:
             assert client.instructions == "Keeps one note."
             tool = (await client.list_tools()).tools[0].model_dump(mode="json", by_alias=True)
+        async with load_gateway(tmp_path, "one", "two") as gateway, connect_client(protocol, gateway) as client:
+            assert client.instructions == "# one\nKeeps one note.\n\n# two\nKeeps one note."
     assert tool["_meta"] == {"example.org/kind": "note"}
     if protocol == "2025":  # Later versions have no such field.
         assert tool["execution"]["taskSupport"] == "forbidden"

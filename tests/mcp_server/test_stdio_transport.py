@@ -69,6 +69,15 @@ def send_request(process: subprocess.Popen[bytes], method: str, params: object) 
     return answer
 
 
+def test_garbage_on_stdin_is_ignored_and_its_end_ends_the_server(options: list[str]) -> None:
+    with start_server(*options) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"\xff\xfe not json\n\n{}\n")
+        assert "tools" in str(send_request(process, "tools/list", {}))
+        process.stdin.close()
+        assert process.wait(TIMEOUT_S) == 0
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_the_server_while_the_client_is_silent(options: list[str], signal_number: int) -> None:
     with start_server(*options) as process:

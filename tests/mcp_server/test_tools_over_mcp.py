@@ -31,6 +31,8 @@ async def test_loop_tools_are_neither_listed_nor_callable(protocol: str) -> None
         with pytest.raises(MCPError, match="Unknown tool: feedback_gsm8k") as error_info:
             await client.call_tool("feedback_gsm8k", {})
         assert error_info.value.code == types.INVALID_PARAMS
+        can = client.server_capabilities
+        assert can.tools and not (can.prompts or can.resources or can.completions)
 
 
 @each_protocol

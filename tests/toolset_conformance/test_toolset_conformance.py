@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gateway.errors import SessionError
 from gateway.large_json import LARGE
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
-from gateway.session import AnySession
 from gateway.tool_table import Source
-from gateway.types import Outcome, Task, Text, ToolCall, ToolResult
+from gateway.types import Outcome, Task, Text, ToolResult
 from gateway.wire import to_plain
-from tests.toolset_conformance.gateway_kinds import OpenGateway, in_process
+from tests.toolset_conformance.gateway_kinds import OpenGateway
 from tests.toolset_conformance.sample_tools import ALL_PARTS, NOT_JSON, facts, make_call, sample_sources
 
 SOLVED = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "#### 42"}]
@@ -80,6 +76,8 @@ async def test_failures_have_the_same_text(open_tool_gateway: OpenGateway) -> No
         assert wrong.outcome is Outcome.INVALID and "Expected: {a: integer, b: integer (optional)}" in wrong.text
         broken = await session.call(make_call("add", '{"a": '))
         assert broken.outcome is Outcome.INVALID and "not valid JSON" in broken.text
+        for arguments in ('""', "[]", "1", "null", "NaN", "[" * 50_000):
+            assert (await session.call(make_call("add", arguments))).outcome is Outcome.INVALID
         unknown = await session.call(make_call("ad"))
         assert unknown.outcome is Outcome.INVALID and "There is no tool named 'ad'" in unknown.text
 
@@ -138,33 +136,3 @@ async def test_closed_session_refuses_calls(open_gateway: OpenGateway) -> None:
         await session.close()
         with pytest.raises(SessionError, match="closed"):
             await session.call(make_call("add", '{"a": 1}'))
-
-
-async def direct_results(calls: list[ToolCall]) -> list[ToolResult]:
-    async with in_process(sample_sources) as gateway, gateway.open() as session:
-        return [without_times(result) for result in await session.calls(calls)]
-
-
-ARGUMENTS = st.one_of(
-    st.text(max_size=40),
-    st.recursive(
-        st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5)),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "word"]), inner),
-        max_leaves=6,
-    ).map(lambda value: json.dumps(value)),
-)
-CALLS = st.lists(
-    st.builds(ToolCall, st.text(max_size=5), st.sampled_from(["add", "facts", "?"]), ARGUMENTS), max_size=4
-)
-
-
-@pytest.fixture
-async def open_session(open_gateway: OpenGateway) -> AnySession:
-    async with open_gateway(sample_sources) as gateway, gateway.open() as session:
-        yield session
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(calls=CALLS)
-async def test_arbitrary_calls_have_the_same_results(open_session: AnySession, calls: list[ToolCall]) -> None:
-    assert [without_times(result) for result in await open_session.calls(calls)] == await direct_results(calls)

@@ -36,13 +36,18 @@ async def test_job_gets_its_token_by_its_secret(method: str, tmp_path: Path) -> 
         assert not state_folder().exists(), "a job's tokens are kept in memory"
 
 
-async def test_job_steps_up_to_a_missing_scope_by_itself(tmp_path: Path) -> None:
+async def test_job_steps_up_to_a_missing_scope_by_itself_and_says_what_is_refused(tmp_path: Path) -> None:
     async with user_of_protected_server(tmp_path, oauth=JOB) as user:
         user.authorization.clients["job"] = JOB["client_secret"]
         async with user.toolset() as toolset:
             assert (await call_tool(toolset, "write")).outcome is Outcome.OK
             assert (await call_tool(toolset, "read")).outcome is Outcome.OK
         assert [form["scope"].split() for form in user.authorization.paths("/token")] == [["read"], ["read", "write"]]
+        user.configure(oauth={**JOB, "client_secret": "hunter2 too"})
+        assert "invalid_client (unknown client)" in (await user.call())[1]
+        user.configure(oauth={**JOB, "client_secret": None, "private_key": "hunter2", "issuer": user.authorization.url})
+        reason = (await user.call())[1]
+        assert "private key" in reason and "hunter2" not in reason
 
 
 async def test_job_gets_a_new_token_when_the_old_one_expires_or_is_rejected(tmp_path: Path) -> None:

@@ -11,13 +11,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import pytest
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
+from gateway.errors import GatewayError
 from gateway.login import find_server, login_server
 from gateway.mcp_client.auth.token_file import state_folder
 from gateway.types import Outcome
 from tests.mcp_client.auth.authorization_server import follow_redirects, serve_protected
 from tests.mcp_client.auth.protected_user import login_files, mode, user_of_protected_server
 from tests.mcp_client.mcp_toolsets import call_tool
+from tests.servers.start_server import free_port
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -145,6 +149,37 @@ async def test_registered_client_with_a_secret_logs_in_by_the_method_the_server_
         assert "top: secret" not in json.dumps(user.stored())
         user.authorization.tokens.clear()
         assert await user.call() == (Outcome.OK, ""), "the secret is in the file of servers, not in that of tokens"
+
+
+async def test_login_that_cannot_be_ends_with_the_reason(tmp_path: Path) -> None:
+    def refuse(request: Request) -> RedirectResponse:
+        asked, issuer = request.query_params, user.authorization.url
+        return RedirectResponse(f"{asked['redirect_uri']}?error=access_denied&state={asked['state']}&iss={issuer}")
+
+    async with user_of_protected_server(tmp_path) as user:
+        with pytest.raises(GatewayError, match=r"nobody logged in within 0\.1 s"):
+            await login_server(find_server("vault", user.file), print, open_browser=None, timeout_s=0.1)
+        user.authorization.misbehave["/authorize"] = refuse
+        with pytest.raises(GatewayError, match="access_denied"):
+            await user.log_in()
+        user.configure(auth_token="fixed")
+        with pytest.raises(GatewayError, match="nobody logs in to vault"):
+            await user.log_in()
+        with pytest.raises(GatewayError, match=r"no server 'nowhere'[^§]*vault"):
+            find_server("nowhere", user.file)
+
+
+async def test_configured_client_scopes_and_redirect_are_used_and_openid_metadata_is_found(tmp_path: Path) -> None:
+    back = f"http://127.0.0.1:{free_port()}/oauth/back"
+    oauth = {"client_id": "ours", "redirect_uri": back, "scopes": ["write", "read"]}
+    async with user_of_protected_server(tmp_path, oauth=oauth) as user:
+        user.authorization.clients["ours"] = None
+        path = "/.well-known/oauth-authorization-server"
+        user.authorization.misbehave[path] = lambda request: Response(status_code=404)
+        await user.log_in()
+        asked = user.authorization.paths("/authorize")[0]
+        assert (asked["redirect_uri"], asked["scope"]) == (back, "write read")
+        assert await user.call() == (Outcome.OK, "")
 
 
 async def test_logout_revokes_and_removes_the_tokens(tmp_path: Path) -> None:
