@@ -1,5 +1,5 @@
 """Fixtures for tests of measurements."""
 
-from tests.trainer.conftest import one_thread
+from tests.trainer.conftest import model, one_thread
 
-__all__ = ["one_thread"]
+__all__ = ["model", "one_thread"]

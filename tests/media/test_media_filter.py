@@ -10,9 +10,9 @@ import pytest
 from PIL import Image as Pillow
 
 from gateway.config.models import MediaLimits
-from gateway.media.media_filter import MediaFilter, MediaStore
+from gateway.media.media_filter import REFUSED_METRIC, MediaFilter, MediaStore
 from gateway.media.video import DEFAULT_SHOWN_FRAMES, FrameSampling, sample_video
-from gateway.types import Audio, Image, Part, Resource, Text, Video
+from gateway.types import Audio, Image, Part, Resource, Text, ToolResult, Video
 from tests.sample_images import (
     COLORS,
     SVG,
@@ -105,6 +105,26 @@ def test_a_video_is_resampled_to_the_limits(form: str) -> None:
     assert len(sampled_frames(*filter_parts(VIDEO, max_frames=2))) == 2
     assert sampled_frames(*filter_parts(VIDEO, max_pixels=3136))[0].size == (56, 28)
     assert sampled_frames(*filter_parts(VIDEO, min_pixels=320_000))[0].size == (756, 448)
+
+
+def test_animations_videos_and_resources_become_what_the_limits_say() -> None:
+    gif = animation("GIF", 8, duration_ms=250)
+    note, *images = filter_parts(Image(gif), animated="frames", fps=1.0)
+    assert note == Text("[a video of 2 s: 2 of its 8 frames, evenly spread]") and [*map(type, images)] == [Image] * 2
+    assert filter_parts(Image(gif), animated="video") == (Video(gif, "video/gif"),)
+    assert [*map(type, filter_parts(VIDEO, videos="frames", max_frames=2))] == [Text, Image, Image]
+    assert filter_parts(VIDEO) == filter_parts(VIDEO, max_pixels=640 * 360, max_frames=12) == (VIDEO,)
+    assert filter_parts(VIDEO, most_images=0) == (Text("[video left out: at most 0 images of one result are shown]"),)
+    link, typed, untyped = (
+        Resource("a", mime, data=data) for mime, data in (("image/png", None), ("image/png", png()), (None, JPEG))
+    )
+    assert filter_parts(link, typed, untyped) == (link, Image(png()), Image(JPEG, "image/jpeg"))
+
+
+@pytest.mark.parametrize(("earlier", "count"), [(2, 3), ("many", 1)])
+async def test_refused_media_are_added_to_those_that_a_server_counted(earlier: object, count: int) -> None:
+    result = await MediaFilter()(ToolResult((Image(SVG),), metrics={"a": 1, REFUSED_METRIC: earlier}))
+    assert result.metrics == {"a": 1, REFUSED_METRIC: count}
 
 
 def test_a_note_about_surplus_images_stands_where_the_first_of_them_was() -> None:

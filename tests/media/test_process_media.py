@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from gateway.media.process import MAX_ASPECT_RATIO, PixelBounds, fit_size, process_video
+from gateway.media.process import MAX_ASPECT_RATIO, PixelBounds, fit_size, process_image, process_video
 from gateway.media.sniff import MediaError, to_data_uri
 from gateway.media.video import FrameSampling, sample_video
 from gateway.types import Image
@@ -78,6 +79,27 @@ def test_frames_share_the_total_pixels_of_a_video() -> None:
     assert fewer[0].size == (476, 476)
     small = process_video({"video": [plain_image(2000, 2000)] * 2, "max_pixels": 4 * QWEN2**2})
     assert small[0].size == (56, 56)
+
+
+def test_size_and_frames_may_be_given_and_contradictions_are_refused() -> None:
+    assert process_image({"image": plain_image(10, 10), "resized_height": 100, "resized_width": 50}).size == (56, 112)
+    assert process_image(Pillow.new("RGBA", (3, 2), (255, 0, 0, 0))).getpixel((0, 0)) == (255, 255, 255)
+    video = {"video": animation("GIF", 8, (56, 56), duration_ms=250)}
+    (frames, metadata), rate = process_video(
+        {**video, "nframes": 4}, nframes=6, return_video_sample_fps=True, return_video_metadata=True
+    )
+    assert (len(frames), rate) == (4, 2.0)
+    assert metadata == {"fps": 4.0, "frames_indices": [0, 2, 5, 7], "total_num_frames": 8}
+    shades = np.stack([np.full((56, 56, 3), shade, np.uint8) for shade in range(8)])
+    assert [frame.getpixel((0, 0))[0] for frame in process_video({"video": shades, "nframes": 4})] == [0, 2, 5, 7]
+    for wrong, message in (
+        ({**video, "nframes": 2, "fps": 1.0}, "both determine the number of frames"),
+        ({**video, "resized_height": 100}, "belong together"),
+        ({**video, "min_pixels": 9999, "max_pixels": 999}, "`min_pixels` 9999 is more than `max_pixels` 999"),
+        ({"image": b""}, "a video needs the keys"),
+    ):
+        with pytest.raises(MediaError, match=message):
+            process_video(wrong)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from gateway import session as session_module
+from gateway.errors import SessionError
 from gateway.gateway import Gateway
 from gateway.native import native_toolset as native_toolset
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
@@ -62,6 +63,14 @@ async def test_all_calls_of_a_rollout_share_an_instance() -> None:
         assert first.rewards == [*[Reward("count", 0.25, "call", "1")] * 2, Reward("count", 12.0, "end")]
     assert events == ["create 10", "create 0", "calc_reward", "release", "calc_reward", "release"]
     assert not tool.counts
+
+
+async def test_an_instance_whose_create_failed_is_released() -> None:
+    events: list[str] = []
+    async with make_gateway(CountingTool({"events": events})) as gateway:
+        with pytest.raises(SessionError, match=r"'count' could not create its instance: KeyError: 'start'"):
+            await gateway.begin(Task(create={"count": {}}))
+    assert events == ["release"]
 
 
 class HangingReward(CountingTool):

@@ -76,6 +76,7 @@ async def call_function(function: Any, arguments: str = "{}", context: Context |
 def test_the_schema_has_nested_optional_enum_and_recursive_types() -> None:
     spec = FunctionTool(weather).spec
     properties = spec.parameters["properties"]
+    assert spec.description == "Tells the weather.\n\nSlowly.\n\nReturns: A sentence."
     assert spec.parameters["required"] == ["place", "days"]
     assert properties["days"]["minItems"] == 1 and properties["days"]["items"]["format"] == "date"
     assert properties["days"]["description"] == "which days,\nat least one"

@@ -72,10 +72,13 @@ async def test_a_tool_in_a_process_may_set_an_alarm_and_keeps_its_process(tools:
 
 
 async def test_async_functions_and_errors_give_the_results_that_they_give_in_threads(tools: Path) -> None:
-    waited, failed, invalid = await call(tools, ("waits", '{"seconds": 0.01}'), ("fails", "{}"), ("waits", "{}"))
+    more = (("waits", "{}"), ("dies", "{}"), ("dies", "{}"))
+    waited, failed, invalid, *died = await call(tools, ("waits", '{"seconds": 0.01}'), ("fails", "{}"), *more)
     assert waited.structured == {"waited": 0.01}
     assert failed.outcome is Outcome.ERROR and "no such pear" in failed.text
     assert invalid.outcome is Outcome.INVALID
+    for result in died:  # The first one's process is replaced.
+        assert result.outcome is Outcome.UNKNOWN and "ended during a call" in str(result.reason)
 
 
 async def test_a_deadline_ends_the_process_with_all_that_it_started(tools: Path, tmp_path: Path) -> None:

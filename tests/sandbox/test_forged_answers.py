@@ -60,6 +60,13 @@ async def test_values_of_wrong_types_end_the_sandbox_or_are_read_as_nothing(name
         await ask_everything(json.dumps({name: value}).encode())
 
 
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b"1" * 5000])
+async def test_answers_that_are_no_object_end_the_sandbox(body: bytes) -> None:
+    await ask_everything(body)
+    with pytest.raises(SandboxEnded, match="cannot be read"):
+        await forged(body).run_python("1", 1.0)
+
+
 async def test_forged_output_and_images_keep_the_limits() -> None:
     most = SandboxSettings().output_bytes
     body = json.dumps({"stdout": "x" * (most + 5), "error": "y" * (most + 5), "images": ["QQ=="] * 100}).encode()

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway.errors import SessionError
 from gateway.gateway import Gateway
 from gateway.sandbox import sandbox_toolset
 from gateway.sandbox.bubblewrap import find_copy_reason
@@ -64,6 +65,43 @@ async def test_sandboxes_begin_from_states_and_end_with_the_hash_of_what_is_left
     assert len(set(ends)) == 1 and ends[0] != untouched["sandbox"]
     assert untouched == read == {"sandbox": hash_state(states / "one")}
     assert hash_state(states) == before
+
+
+STATEFUL = """
+from pathlib import Path
+
+def appends(text: str) -> str:
+    file = Path("/rollout/docs/a.txt")
+    file.write_text(file.read_text().strip() + text)
+    return file.read_text()
+"""
+
+
+async def test_native_tools_begin_from_the_state_of_the_task_and_each_entry_has_a_hash(
+    tmp_path: Path, states: Path
+) -> None:
+    (tmp_path / "stateful.py").write_text(STATEFUL)
+    boxes = [
+        {"sandbox_tools": [tool], "prefix": far} for tool, far in (("shell", "far_"), ("shell", ""), ("python", ""))
+    ]
+    native = {"function": "stateful:appends", "isolation": "sandbox", "state": "states/one"}
+    entries = [{"states": "states", **entry} for entry in (*boxes, native)]
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": entries}))
+    ends = []
+    async with Gateway.load(tmp_path / "tools.yaml", None) as gateway:
+        for state, repeats in (("", 2), ("zip", 2), ("", 0)):
+            async with gateway.open(Task(state=state, hash_state=True)) as session:
+                call = ToolCall("1", "appends", '{"text": "+"}')
+                texts = [(await session.call(call)).text for _ in range(repeats)]
+                await session.finish()
+            ends.append(session.states["appends"])
+            assert texts == ["first+", "first++"][:repeats]
+            assert session.states.keys() == {"appends", "sandbox", "sandbox_2", "far_sandbox"}
+        with pytest.raises(SessionError, match="three"):
+            await gateway.begin(Task(state="three"))
+    assert ends[2] == hash_state(states / "one") != ends[0] == ends[1]
+    (states / "one" / "docs" / "a.txt").write_text("first++")
+    assert ends[0] == hash_state(states / "one")
 
 
 async def test_state_that_cannot_be_put_in_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:

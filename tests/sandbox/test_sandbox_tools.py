@@ -62,18 +62,25 @@ async def test_streams_that_one_call_breaks_are_whole_in_the_next(code: str) -> 
         assert await text(session, "python", code="print(x)\n2") == "1\n2"
 
 
-async def test_names_that_no_file_can_have_are_told_and_the_sandbox_stays() -> None:
+async def test_problems_with_files_are_told_and_the_sandbox_stays() -> None:
     async with open_session() as session:
-        await text(session, "python", code="x = 20")
+        await text(session, "python", code="x = 20; _ = open('a', 'w').write('x x')")
         problems = [
             await call(session, "files", action="read", path="a\0b"),
             await call(session, "files", action="write", path="\ud800", text="x"),
             await call(session, "files", action="search", path=".", pattern="a\0"),
             await call(session, "shell", command="echo a\0b"),
+            await call(session, "files", action="edit", path="a", old="x", text="y"),
+            await call(session, "files", action="edit", path="a", text="y"),
+            await call(session, "files", action="read", path="b"),
+            await call(session, "files", action="read", path="/rollout"),
+            await call(session, "files", action="search", path=".", pattern="("),
         ]
         assert await text(session, "python", code="x") == "20"
-    assert [problem.outcome for problem in problems] == [Outcome.ERROR] * 4
-    assert "embedded null byte" in problems[0].text and "surrogates not allowed" in problems[1].text
+    wanted = ["embedded null byte", "surrogates not allowed", "", "", "occurs 2 times", "needs `old`"]
+    wanted += ["No such file or directory: b", "Is a directory", "Unmatched ("]
+    for problem, words in zip(problems, wanted, strict=True):
+        assert problem.outcome is Outcome.ERROR and words in problem.text
 
 
 async def test_plots_come_back_as_images() -> None:

@@ -50,6 +50,8 @@ async def test_server_that_its_policy_crashes_is_the_policys_error_also_in_later
     for result in (crashed, later):
         assert result.outcome is Outcome.ERROR and "TypeError" in str(result.reason), result
         assert result.text == "The server of this tool was ended: its processes ended it. It does not come back."
+    async with notes_toolset() as server, server.open(Task("a")) as session:  # Outside, it may have done its work.
+        assert (await session.call(ToolCall("1", "write_to", '{"path": "x"}'))).outcome is Outcome.UNKNOWN
 
 
 async def test_server_whose_sandbox_is_ended_from_outside_ends_unknown() -> None:

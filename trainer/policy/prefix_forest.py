@@ -81,9 +81,10 @@ class AttentionBlocks:
         return (visible_BMM & in_window_BMM)[:, None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefixForest:
-    """The nodes of packed sequences, and the blocks that they attend in."""
+    """The nodes of packed sequences, and the blocks that they attend in. Not frozen: of a frozen one, the compiler of
+    torch 2.11 looks at all fields, and compiles layers again for each forest."""
 
     ids_U: Tensor
     positions_U: Tensor
