@@ -134,28 +134,25 @@ async def test_a_call_with_wrong_arguments_is_invalid(arguments: str) -> None:
     assert result.reward is None
 
 
-async def test_a_turn_beyond_its_deadline_is_a_timeout_and_not_the_policys_failure() -> None:
-    interaction = Recorder({"turn": "hang"})
-    late = FeedbackToolset({"one": interaction}, timeouts_s={"one": 0.05})
-    with anyio.fail_after(60):
-        async with late as toolset, toolset.open(Task(feedback="one")) as session:
-            feedback = await session.feedback(make_chat("a"))
-    assert feedback.outcome is Outcome.TIMEOUT and "0.05 s" in str(feedback.reason)
-    assert interaction.count("finalize") == 1
-
-
 @pytest.mark.parametrize(
-    ("error", "outcome"), [(RuntimeError("no"), Outcome.UNAVAILABLE), (TimeoutError("slow"), Outcome.TIMEOUT)]
+    ("turn", "outcome", "reason"),
+    [
+        (RuntimeError("no"), Outcome.UNAVAILABLE, "no"),
+        (TimeoutError("slow"), Outcome.TIMEOUT, "slow"),
+        ("hang", Outcome.TIMEOUT, "0.2 s"),
+    ],
 )
-async def test_an_interaction_that_fails_gives_no_reward_by_either_door(error: Exception, outcome: Outcome) -> None:
-    toolset = make_toolset(one=Recorder({"turn": error}))
+async def test_a_turn_that_fails_or_is_late_gives_no_reward_by_either_door(
+    turn: Any, outcome: Outcome, reason: str
+) -> None:
+    interaction = Recorder({"turn": turn})
+    toolset = FeedbackToolset({"one": interaction}, timeouts_s={"one": 0.2})
     call = ToolCall("c", "feedback_one", json.dumps({"messages": make_chat("a")}))
     async with Gateway([Source("one", toolset)]) as gateway, gateway.open(Task(feedback="one")) as session:
         feedback = await session.feedback(make_chat("a"))
         result = await session.call(call, Context(audience="loop"))
-    assert (feedback.outcome, result.outcome) == (outcome, outcome)
-    assert result.reward is None
-    assert session.rewards == []
+    assert (feedback.outcome, result.outcome) == (outcome, outcome) and reason in str(feedback.reason)
+    assert result.reward is None and session.rewards == [] and interaction.count("finalize") == 1
 
 
 @pytest.mark.parametrize("end", ["hang", RuntimeError("stuck")])

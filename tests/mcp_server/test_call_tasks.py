@@ -72,6 +72,14 @@ async def test_task_is_polled_to_its_result(write: Write, transport: str) -> Non
         assert (await client.on_task("get", task["taskId"]))["status"] == "completed"
 
 
+async def test_error_of_a_tool_is_a_result_and_that_of_the_protocol_fails_the_task(write: Write) -> None:
+    async with connect(write, "http") as client:
+        failing, breaking = [(await client.call(name))["taskId"] for name in ("failing_job", "protocol_error_job")]
+        assert (await client.poll(failing, "completed"))["result"]["isError"]
+        failed = (await client.poll(breaking, "failed"))["error"]
+        assert failed == {"code": types.INTERNAL_ERROR, "message": "The job broke down"}
+
+
 async def test_questions_of_a_task_are_answered_one_by_one(write: Write) -> None:
     async with connect(write, "http") as client:
         task_id = (await client.call("multi_input"))["taskId"]
@@ -90,8 +98,12 @@ async def test_unknown_tasks_methods_and_wrong_headers_are_refused(write: Write)
             await client.request("tasks/get", {"taskId": "unknown"}),
             await client.request("tasks/get", {"taskId": "unknown"}, **{"mcp-name": "other"}),
             await client.request("tasks/list", {}),
+            await client.request("tasks/get", {"taskId": "unknown"}, tasks=False),
         ]
+        unaware = await client.call("slow_compute", {"seconds": 0.1, "label": "pi"}, tasks=False)
+        assert unaware["content"][0]["text"] == "Computed pi.", "its client knows no tasks"
     codes = [types.INVALID_PARAMS, types.HEADER_MISMATCH, types.METHOD_NOT_FOUND]
+    codes += [types.MISSING_REQUIRED_CLIENT_CAPABILITY]
     assert [answer["error"]["code"] for answer in refused] == codes
 
 
@@ -125,6 +137,8 @@ async def test_call_beyond_the_limit_of_tasks_is_answered_when_it_ends(
         second = await client.call("slow_compute", {"seconds": 0.1, "label": "pi"})
         assert (first["resultType"], second["resultType"]) == ("task", "complete")
         assert second["content"][0]["text"] == "Computed pi."
+        await client.on_task("cancel", first["taskId"])
+        assert (await client.call("slow_compute", {"seconds": 60}))["resultType"] == "task"
 
 
 async def test_gateway_polls_the_tasks_of_another_gateway(write: Write) -> None:

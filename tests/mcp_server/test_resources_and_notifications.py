@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,17 @@ import pytest
 from mcp import MCPError
 from mcp.client import Client
 
-from tests.mcp_server.clients import connect_to_eliciting_server, crossed_protocols, text_of
+from gateway.gateway import Gateway
+from tests.conftest import Write
+from tests.mcp_server.clients import (
+    ELICITING_SERVER,
+    TIMEOUT_S,
+    connect_client,
+    connect_to_eliciting_server,
+    crossed_protocols,
+    text_of,
+)
+from tests.servers.forked_server import forked_command
 
 
 @crossed_protocols
@@ -35,6 +46,33 @@ async def test_resources_prompts_and_completions_pass_through(upstream: str, pro
         reference = types.PromptReference(name="greet")
         completed = await client.complete(reference, {"name": "word", "value": "a"})
         assert completed.completion.values == ["a-asker"]
+
+
+async def test_two_servers_are_one_catalog_and_the_second_prompt_of_a_name_has_its_servers(write: Write) -> None:
+    servers = {}
+    for name in ("left", "right"):
+        command, args = forked_command(write(f"{name}.py", ELICITING_SERVER.read_text().replace("asker", name)))
+        servers[name] = {"command": command, "args": args}
+    file = write("servers.json", json.dumps({"mcpServers": servers}))
+    owners = {"left://one": "left", "all://same": "left", "right://one": "right", "right://by/1": "right"}
+    greet = types.PromptReference(name="right_greet")
+    with anyio.fail_after(TIMEOUT_S):
+        async with Gateway.load(None, file) as gateway, connect_client("2025", gateway) as client:
+            uris = [resource.uri for resource in (await client.list_resources()).resources]
+            assert uris == ["left://one", "left://two", "all://same", "right://one", "right://two"]
+            for uri, owner in owners.items():
+                (contents,) = (await client.read_resource(uri)).contents
+                assert isinstance(contents, types.TextResourceContents) and contents.text == f"{owner} has {uri}"
+            with pytest.raises(MCPError, match="left has no far://away"):
+                await client.read_resource("far://away")
+            prompts = {prompt.name: prompt.description for prompt in (await client.list_prompts()).prompts}
+            assert prompts == {"greet": "left", "right_greet": "right"}
+            (message,) = (await client.get_prompt("right_greet", {"word": "you"})).messages
+            assert isinstance(message.content, types.TextContent) and message.content.text == "right greets you"
+            completed = await client.complete(greet, {"name": "word", "value": "a"})
+            assert completed.completion.values == ["a-right"]
+            with pytest.raises(MCPError, match="Unknown prompt: other"):
+                await client.get_prompt("other")
 
 
 @crossed_protocols
