@@ -96,7 +96,7 @@ peers: .peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers
 
 .gym-peers/installed:  # Gymnasium, whose environments tests play in an interpreter of their own
 	$(PYTHON) -m venv .gym-peers
-	.gym-peers/bin/python -m pip install --quiet --disable-pip-version-check gymnasium==1.4.0
+	.gym-peers/bin/python -m pip install --quiet --disable-pip-version-check gymnasium==1.4.0 buffalo-gym==0.4.0
 	@touch $@
 
 .lowest/installed: .venv/installed  # The oldest release of each package that pyproject.toml allows, but for torch

@@ -169,6 +169,7 @@ def main() -> int:
     is_full_run = args.steps is None and set(numbers) >= set(SEEDS[args.job])
     out = args.out or (RESULTS if is_full_run else None)
     about = describe_environment(args.job)
+    about["bars' core"] = f"adds a million numbers in Python in {REFERENCE_S} s; column `slower` compares with it"
     seeds: list[Seed] = []
     for number in numbers:
         with tempfile.TemporaryDirectory() as folder:
@@ -353,7 +354,6 @@ def describe_environment(job: str) -> dict[str, str]:
         "versions": f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}",
         "job": f"`mtrl-train {tools}--config {job} --seed N`, then `mtrl-train eval`",
         "core-s": "CPU of whole processes and their children, imports included",
-        "bars' core": f"adds a million numbers in Python in {REFERENCE_S} s; column `slower` compares with it",
     }
 
 

@@ -65,6 +65,7 @@ class Game:
 
 
 GAMES: Mapping[str, Game] = {
+    "bandit": Game(".gym-peers", ("a", "b", "c", "d"), r"[\d.]", 10_000, won=True, repeats=True),
     "guess": Game(".environments/textarena", [f"[{number}]" for number in range(1, 21)], r"\[\w+\]"),
     "lake": Game(
         ".gym-peers", ("left", "down", "right", "up"), r"[SFHG](?=[SFHG\[\n]|\z)|\[\w\]", 10_000, won=True, repeats=True

@@ -356,6 +356,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "second": partial(success_by_seed, "second.json"),
     "agent": partial(seeds_with_cost, "agent.json"),
     "mcp_tasks": partial(seeds_with_cost, "mcp-tasks.json"),
+    "bandit": partial(success_by_seed, "bandit.json"),
     "guess": partial(success_by_seed, "guess.json"),
     "lake": partial(success_by_seed, "lake.json"),
     "shell": partial(success_by_seed, "shell.json"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import string
 
 import jsonschema_rs
@@ -64,11 +63,6 @@ def test_invalid_arguments_are_explained_with_a_fix(arguments: str, words: str) 
 def test_unusable_schema_is_refused_with_the_reason(schema: dict[str, object], words: str) -> None:
     with pytest.raises(SchemaError, match=words.replace("$", r"\$")):
         ArgumentChecker(schema)
-
-
-def test_pattern_backtracking_is_bounded() -> None:
-    checker = ArgumentChecker({"properties": {"a": {"pattern": "^(a|a)*$"}}})
-    assert checker.explain_error(json.dumps({"a": "a" * 5000 + "!"})) is not None
 
 
 SAFE = set(string.ascii_letters + string.digits + "_-")

@@ -95,7 +95,7 @@ async def test_a_failed_start_is_finalized_and_not_tried_again_and_without_a_sta
     ("kind", "config", "problem"),
     [
         (dict, {}, "class_name: .*lacks start_interaction, generate_response, finalize_interaction"),
-        (SimulatedInteraction, {"base_url": "http://a", "model": ["m"], "api_key": "hunter2"}, r"config\.model: "),
+        (SimulatedInteraction, {"base_url": "http://a", "model": "m", "api_key": ["hunter2"]}, r"config\.api_key: "),
         (Gsm8kInteraction, {"method": "loose"}, "'strict' or 'flexible'"),
         (CodeInteraction, {"network": True}, r"config\.network: "),
         (AttemptsInteraction, {"interaction": {"class_name": "no.Such"}}, r"config\.interaction\.class_name: "),

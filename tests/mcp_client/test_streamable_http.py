@@ -161,7 +161,7 @@ async def test_stream_with_event_ids_is_resumed() -> None:
     def respond(request: httpx2.Request) -> httpx2.Response:
         if request.method == "POST":
             return event_stream("id: 7\nretry: 10\ndata:")
-        return event_stream(f"id: 8\ndata: {json.dumps(OK)}")
+        return event_stream("data: {no json", f"id: 8\ndata: {json.dumps(OK)}")
 
     async with connect_to_function(respond) as exchange:
         message, _ = await exchange.request()

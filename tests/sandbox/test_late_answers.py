@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from gateway.limits import CallScope, call_scope
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.rollout_folder import LISTING
@@ -35,6 +38,16 @@ async def test_policy_that_hangs_its_server_with_a_connection_open_is_to_blame(b
         sandbox.proxy.connections = 1
         late = await session.call(hanging)
     assert late.outcome is Outcome.ERROR, late
+
+
+async def test_server_is_not_blamed_where_the_calls_time_went_into_a_queue() -> None:
+    scope = CallScope(time.monotonic() - 0.6 * LIMIT_S)
+    scope.is_taken = True  # by the session, as in a gateway
+    async with notes_toolset(isolation="sandbox") as server, limited_session(server, LIMIT_S) as (session, hanging):
+        token = call_scope.set(scope)
+        late = await session.call(hanging)
+        call_scope.reset(token)
+    assert late.outcome is Outcome.TIMEOUT and "most of the call's time was over" in str(late.reason), late
 
 
 @pytest.mark.parametrize("waits_for", ["a host", "an answer"])

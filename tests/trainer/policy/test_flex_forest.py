@@ -1,4 +1,4 @@
-"""Attention over a forest in one kernel sees exactly what the blocks see; its gradient can only be run on a GPU."""
+"""Attention over a forest in one kernel sees exactly what the blocks see; compiled, it only runs on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention in one kernel gives the values of the blocks: for long rows, and where ranks share rows."""
+"""Attention in one kernel gives the values and gradients of the blocks: for long rows, and where ranks share rows."""
 
 from __future__ import annotations
 
@@ -13,29 +13,45 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
+from tests.trainer.policy.tiny_policies import model_gradient, pack_sequences, tiny_model
 from trainer.policy import context_parallel
 from trainer.policy.context_parallel import ContextGroup
 from trainer.policy.flex_forest import BLOCK, SHORTEST
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.prefix_forest import CONTEXT
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # as on a CPU
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),  # as on a CPU
+    pytest.mark.filterwarnings("ignore:The .grad attribute"),  # that torch looks at, and hides from others
+]
 PREFIX = [token % 50 for token in range(3 * BLOCK + 7)]
 LONG_ROWS = [[*PREFIX, *range(40)] * 3, [*PREFIX, 3, *[9, 8, 7] * BLOCK], [*PREFIX, 3, 9], [7, 8]]
 RANKS = 2
 
 
-@torch.no_grad()
-def compute(model: PreTrainedModel, one_kernel: bool, context: ContextGroup | None = None) -> tuple[Tensor, Tensor]:
+@pytest.fixture(autouse=True)
+def gradients_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch refuses them there, since its compiled kernel has none; its reference has."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+
+
+def compute(model: PreTrainedModel, one_kernel: bool, context: ContextGroup | None = None) -> list[Tensor]:
+    """Logprobs and entropies, and the gradient in parts of its largest number if a rank has all of it."""
     setattr(model, CONTEXT, context)
     reader, tokens = LogprobReader(model, 64), pack_sequences(LONG_ROWS)
     assert not reader.fallback_reason
     reader.one_kernel = one_kernel
     plan = reader.plan(*tokens[:3])
     assert plan is not None and len(plan.forest.output_U) > SHORTEST, "the kernel's second length"
-    result = reader.compute_batch_logprobs(tokens, plan)
-    return result.logprobs_T, result.entropy_T
+    with torch.set_grad_enabled(context is None):
+        result = reader.compute_batch_logprobs(tokens, plan)
+    values = [result.logprobs_T.detach(), result.entropy_T]
+    if context is None:
+        model.zero_grad()
+        result.logprobs_T.sum().backward()  # type: ignore[no-untyped-call]
+        gradient = model_gradient(model)
+        values.append(gradient / gradient.abs().max())
+    return values
 
 
 @pytest.mark.parametrize("window", [None, 200], ids=["full", "sliding windows in every other layer"])
@@ -76,7 +92,7 @@ def threads_as_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExec
 
 
 def test_ranks_that_share_long_rows_have_the_values_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, models = compute(tiny_model(), False), [tiny_model() for _ in range(RANKS)]
+    expected, models = compute(tiny_model(), False)[:2], [tiny_model() for _ in range(RANKS)]
     with threads_as_ranks(monkeypatch) as threads:
         ranks = [
             threads.submit(compute, model, True, ContextGroup(rank, RANKS, rank)) for rank, model in enumerate(models)

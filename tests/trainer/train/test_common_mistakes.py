@@ -152,7 +152,7 @@ MISTAKES: Mapping[str, Mistake] = {
     ),
     "a server that cannot be started": in_file("server gone is down: cannot start '/nowhere/server'", mcp="gone.json"),
     # The command line.
-    "a run file that is not there": typed("--config nosuch", "name a YAML file, or one of agent, default, gsm8k"),
+    "a run file that is not there": typed("--config nosuch", "name a YAML file, or one of agent, bandit, default"),
     "rows without a model": typed("--data rows.jsonl", "words of its own tasks, not those of `data`", "name a `model`"),
     "an engine that is none": typed("--engine vllm", "mtrl-train: --engine: should be auto, torch, "),
     "tools that are not there": typed("--tools nowhere", "nowhere: there is no such folder"),

@@ -68,6 +68,7 @@ async def test_gsm8k_job_trains_a_stand_in_of_the_same_architecture(
     ("name", "changes"),
     [
         ("guess", ("environment.name=textarena:Guess-v0", f"environment.python={sys.executable}")),
+        ("bandit", (f"environment.python={GYM_PYTHON}",)),
         ("lake", (f"environment.python={GYM_PYTHON}",)),
     ],
 )
