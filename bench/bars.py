@@ -101,7 +101,10 @@ BARS = {
         Bar("sampled_before", "<=", 0.25), Bar("greedy_before", "<=", 0.35),
         Bar("sampled", ">=", 0.9), Bar("greedy", ">=", 0.9), *COST,
     ),
-    "second": (Bar("greedy_before", "<", 0.5), Bar("greedy", ">", 0.85)),
+    "second": (
+        Bar("greedy_before, renamed_thrice", "<", 0.5), Bar("greedy, renamed_thrice", ">", 0.85),
+        Bar("greedy", ">", 0.85),
+    ),
     "agent": (
         Bar("sampled_before", "<=", 0.25), Bar("greedy_before", "<=", 0.35),
         Bar("sampled", ">=", 0.85), Bar("greedy", ">=", 0.85), Bar("core_s", "<=", 200),
@@ -152,8 +155,10 @@ class Seed:
         return self.warm_core_s + self.grpo_core_s
 
     def figure(self, name: str) -> float:
-        """A figure by its name; core-seconds are those of the bars' core."""
-        figures = {**self.compared, **self.controls}
+        """A figure by its name, of all tasks or of a kind; core-seconds are those of the bars' core."""
+        kinds = self.compared.get("by_kind", {})
+        of_kinds = {f"{name}, {kind}": rates[name] for kind, rates in kinds.items() for name in rates}
+        figures = {**self.compared, **self.controls, **of_kinds}
         return float(figures[name]) if name in figures else round(getattr(self, name) / self.slowness, 1)
 
 

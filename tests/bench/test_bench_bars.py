@@ -37,6 +37,13 @@ def test_core_seconds_of_a_slow_core_are_compared_as_those_of_the_core_of_the_ba
     assert "| 90 | met |" in text and "| 155 | **missed** |" in text and "| 180 | 310 | 2.0x |" in text
 
 
+def test_a_kind_of_task_has_bars_of_its_own() -> None:
+    seed = make_seed()
+    kinds = {"renamed_thrice": {"greedy_before": 0.6, "greedy": 0.9}}
+    text = bars.format_results("second", [replace(seed, compared={**seed.compared, "by_kind": kinds})], {})
+    assert "| greedy before, renamed thrice < 0.5 | 0.6 | **missed** |" in text and text.count("| met |") == 2
+
+
 def test_algorithms_are_compared_on_tasks_within_reach_and_a_stopped_study_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
