@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,8 @@ from gateway.client import RemoteGateway
 from gateway.errors import GatewayError, SessionError, TooManySessions, Unavailable
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
-from gateway.types import Outcome, Task
+from gateway.types import Feedback, Outcome, Task
+from gateway.wire import feedback_to_json
 from tests.http.api_client import HangingTool, http_sources
 from tests.live_server import LiveServer, live_server_async
 from tests.toolset_conformance.sample_tools import make_call
@@ -79,6 +81,19 @@ async def test_failed_response_becomes_an_outcome(then: Then, outcome: Outcome) 
     assert [result.outcome for result in results] == [outcome] * 2
     assert feedback.outcome is outcome and feedback.reason and feedback.score == 0.0
     assert session.rewards == []
+
+
+async def judge_is_away(stream: SocketStream) -> None:
+    lost = Feedback((), score=1.0, outcome=Outcome.UNAVAILABLE, reason="the judge is away")
+    body = json.dumps(feedback_to_json(lost)).encode()
+    await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+async def test_feedback_that_the_infrastructure_could_not_give_is_no_reward() -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async with line(judge_is_away) as url, RemoteGateway(url) as gateway, gateway.open() as session:
+            assert (await session.feedback([])).outcome is Outcome.UNAVAILABLE
+            assert session.rewards == []
 
 
 async def test_entering_an_unreachable_gateway_raises() -> None:
