@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import distribution, version
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,16 @@ def test_a_mistake_is_named_before_anything_is_packed(words: list[str], problem:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode and problem in done.stderr and "Traceback" not in done.stderr
     assert not list((tmp_path / "bundle").glob("*.xz*"))
+
+
+def test_what_is_left_out_is_taken_away_and_may_be_absent_in_another_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = spec_from_file_location("bundle", OFFLINE / "bundle.py")
+    assert spec is not None and spec.loader is not None
+    monkeypatch.setitem(sys.modules, "bundle", bundle := module_from_spec(spec))
+    spec.loader.exec_module(bundle)
+    monkeypatch.setattr(bundle, "run_uv", lambda *_: (tmp_path / "kernels").mkdir())
+    environment = bundle.Environment("sglang", (), (), leave_out=("kernels", "moved/*.a"))
+    bundle.fill_tree(environment, [], bundle.Target(PYTHON, TORCH, "13.0", (), {}), tmp_path)
+    assert not (tmp_path / "kernels").exists() and "no moved/*.a to leave out" in capsys.readouterr().out

@@ -163,7 +163,7 @@ def fill_tree(environment: Environment, pins: Sequence[str], target: Target, tre
     for pattern in environment.leave_out:
         matches = list(tree.glob(pattern))
         if not matches:
-            raise BundleError(f"{pattern} of {environment.name} matches nothing: a release moved it; see {__file__}")
+            tell(f"{environment.name}: no {pattern} to leave out; the machine holds it, or a release moved it")
         for match in matches:
             shutil.rmtree(match) if match.is_dir() else match.unlink()
 

@@ -1,4 +1,4 @@
-"""Attention in one kernel gives the values and gradients of the blocks: for long rows, and where ranks share rows."""
+"""Attention in one kernel gives the values and gradients of the blocks: for any forest, and where ranks share rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -26,6 +28,14 @@ pytestmark = [
 ]
 PREFIX = [token % 50 for token in range(3 * BLOCK + 7)]
 LONG_ROWS = [[*PREFIX, *range(40)] * 3, [*PREFIX, 3, *[9, 8, 7] * BLOCK], [*PREFIX, 3, 9], [7, 8]]
+ROWS = st.lists(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(2, 200)), min_size=1, max_size=3).map(
+        lambda runs: [token % 50 for first, count in runs for token in range(first, first + count)]
+    ),
+    min_size=1,
+    max_size=4,
+)
+"""Of few runs of ids, so that rows part at random places, within blocks and between them."""
 RANKS = 2
 
 
@@ -35,14 +45,17 @@ def gradients_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
 
 
-def compute(model: PreTrainedModel, one_kernel: bool, context: ContextGroup | None = None) -> list[Tensor]:
+def compute(
+    model: PreTrainedModel, one_kernel: bool, context: ContextGroup | None = None, rows: list[list[int]] = LONG_ROWS
+) -> list[Tensor]:
     """Logprobs and entropies, and the gradient in parts of its largest number if a rank has all of it."""
     setattr(model, CONTEXT, context)
-    reader, tokens = LogprobReader(model, 64), pack_sequences(LONG_ROWS)
+    reader, tokens = LogprobReader(model, 64), pack_sequences(rows)
     assert not reader.fallback_reason
     reader.one_kernel = one_kernel
     plan = reader.plan(*tokens[:3])
-    assert plan is not None and len(plan.forest.output_U) > SHORTEST, "the kernel's second length"
+    assert plan is not None
+    assert rows is not LONG_ROWS or len(plan.forest.output_U) > SHORTEST, "the kernel's second length"
     with torch.set_grad_enabled(context is None):
         result = reader.compute_batch_logprobs(tokens, plan)
     values = [result.logprobs_T.detach(), result.entropy_T]
@@ -54,17 +67,20 @@ def compute(model: PreTrainedModel, one_kernel: bool, context: ContextGroup | No
     return values
 
 
-@pytest.mark.parametrize("window", [None, 200], ids=["full", "sliding windows in every other layer"])
-def test_rows_over_several_blocks_have_the_values_of_the_blocks(window: int | None) -> None:
+@given(rows=ROWS, window=st.sampled_from([None, 1, 30, 200]))
+@example(rows=LONG_ROWS, window=200)
+@settings(max_examples=6, deadline=None)
+def test_any_forest_has_the_values_and_gradients_of_the_blocks(rows: list[list[int]], window: int | None) -> None:
     config: dict[str, Any] = {} if window is None else {
         "use_sliding_window": True, "sliding_window": window,
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     }  # fmt: skip
     model = tiny_model(num_hidden_layers=3, **config)
-    expected, found = compute(model, False), compute(model, True)
+    expected, found = compute(model, False, rows=rows), compute(model, True, rows=rows)
     assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True))
-    whole = compute(tiny_model(num_hidden_layers=3), False)
-    assert torch.allclose(expected[0], whole[0], atol=1e-3) == (window is None), "windows hide something"
+    if rows is LONG_ROWS:
+        whole = compute(tiny_model(num_hidden_layers=3), False)
+        assert not torch.allclose(expected[0], whole[0], atol=1e-3), "windows hide something"
 
 
 @contextmanager
