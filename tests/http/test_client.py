@@ -152,17 +152,19 @@ async def test_cancelled_calls_and_rollouts_end_on_the_server(server: LiveServer
         await wait_until(hanging.cancelled.is_set)
         assert (await session.call(make_call("add", '{"a": 1}'))).text == "1"
 
+        rolling = anyio.Event()
+
         async def roll() -> None:
             async with gateway.open() as other:
                 assert other.id in server.gateway.sessions
+                rolling.set()
                 await anyio.sleep_forever()
 
-        before = len(server.gateway.sessions)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(roll)
-            await wait_until(lambda: len(server.gateway.sessions) > before)
+            await rolling.wait()
             tasks.cancel_scope.cancel()
-        await wait_until(lambda: len(server.gateway.sessions) == before)
+        assert [*server.gateway.sessions] == [session.id]
 
 
 async def test_expired_session_raises_session_error(server: LiveServer) -> None:
