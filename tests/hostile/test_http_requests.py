@@ -187,6 +187,14 @@ def test_caller_that_is_too_slow_is_cut_off(gateway: SmallGateway, name: str) ->
     gateway.assert_answers()
 
 
+def test_slow_head_and_body_are_answered_with_408(gateway: SmallGateway) -> None:
+    head = f"Content-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 10000\r\n\r\n"
+    for sent in (START, POST.replace(b"tools", b"sessions") + head.encode()):
+        with gateway.connect() as caller:
+            caller.sendall(sent)
+            assert read_to_end(caller).startswith(b"HTTP/1.1 408 ")
+
+
 def test_pipelined_requests_are_answered_in_order(gateway: SmallGateway) -> None:
     with gateway.connect() as caller:
         head = f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"

@@ -100,7 +100,8 @@ async def test_tricks_with_requests_reach_nothing() -> None:
 
 async def test_server_sees_the_named_host_and_one_request_only() -> None:
     async with open_server() as server, open_boxed(f"127.0.0.1:{server.port}") as session:
-        base = f"POST http://127.0.0.1:{server.port}/ HTTP/1.1\r\nHost: evil\r\nContent-Length: 2\r\n\r\nok"
+        own = "Host: evil\r\nProxy-Authorization: evil\r\nUpgrade: evil"
+        base = f"POST http://127.0.0.1:{server.port}/ HTTP/1.1\r\n{own}\r\nContent-Length: 2\r\n\r\nok"
         await call(
             session, "python", code=RAW.format(data=base.encode() + b"GET /smuggled HTTP/1.1\r\nHost: evil\r\n\r\n")
         )
