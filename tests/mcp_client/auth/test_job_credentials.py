@@ -50,6 +50,20 @@ async def test_job_steps_up_to_a_missing_scope_by_itself_and_says_what_is_refuse
         assert "private key" in reason and "hunter2" not in reason
 
 
+class OnlyReading(dict[str, str]):
+    def __setitem__(self, token: str, scope: str) -> None:
+        super().__setitem__(token, "read")
+
+
+async def test_scope_that_is_never_granted_is_asked_for_once(tmp_path: Path) -> None:
+    async with user_of_protected_server(tmp_path, oauth=JOB) as user:
+        user.authorization.clients["job"] = JOB["client_secret"]
+        user.authorization.tokens = OnlyReading()
+        outcome, reason = await user.call("write")
+        assert outcome is Outcome.UNAVAILABLE and "asked for already" in reason
+        assert len(user.authorization.paths("/token")) == 2
+
+
 async def test_job_gets_a_new_token_when_the_old_one_expires_or_is_rejected(tmp_path: Path) -> None:
     async with user_of_protected_server(tmp_path, oauth=JOB) as user:
         user.authorization.clients["job"] = JOB["client_secret"]
