@@ -101,10 +101,7 @@ BARS = {
         Bar("sampled_before", "<=", 0.25), Bar("greedy_before", "<=", 0.35),
         Bar("sampled", ">=", 0.9), Bar("greedy", ">=", 0.9), *COST,
     ),
-    "second": (
-        Bar("greedy_before, renamed_thrice", "<", 0.5), Bar("greedy, renamed_thrice", ">", 0.85),
-        Bar("greedy", ">", 0.85),
-    ),
+    "second": (Bar("greedy_before, renamed_thrice", "<", 0.5), Bar("greedy", ">", 0.85)),
     "agent": (
         Bar("sampled_before", "<=", 0.25), Bar("greedy_before", "<=", 0.35),
         Bar("sampled", ">=", 0.85), Bar("greedy", ">=", 0.85), Bar("core_s", "<=", 200),
