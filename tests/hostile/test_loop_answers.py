@@ -8,6 +8,7 @@ import pytest
 from gateway.config.models import Limits
 from gateway.limits import LimitedToolset
 from gateway.mcp_client.listing import MAX_TOOLS
+from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.types import Outcome, Task, ToolCall, ToolResult
 from tests.hostile.injector import PATIENCE_S, Entered, answering_toolset, call_answering
 from tests.mcp_client.mcp_toolsets import call_tool
@@ -28,7 +29,6 @@ NOT_TAKEN = {
     "lsp": "cannot be read: it has Content-Length headers",
     "float_id": "cannot be read: it answers no request: the answer's id is",
     "null_id": "it answers no request: no such thing",
-    "flood": "the gateway is behind",
 }
 """What is no answer in time, with what is said in place of silence."""
 
@@ -46,12 +46,27 @@ async def test_unreadable_answer_is_an_error_at_once(trick: str, transport: str)
 @pytest.mark.parametrize("trick", NOT_TAKEN)
 async def test_server_that_spoke_is_not_called_silent_and_not_restarted(trick: str) -> None:
     async with answering_toolset("stdio", ping_timeout_s=0.2, timeouts_in_a_row=2) as server:
-        limited = LimitedToolset(Entered(server), Limits(timeout_s=0.5))
-        async with limited.open(Task()) as session:
-            for _ in range(3):
-                late = await session.call(ToolCall("1", trick, "{}"))
-                assert late.outcome is Outcome.TIMEOUT and NOT_TAKEN[trick] in (late.reason or "")
-            assert server.status.reconnects == 0
+        for reason in await call_in_vain(server, trick):
+            assert NOT_TAKEN[trick] in reason
+        assert server.status.reconnects == 0
+
+
+async def test_gateway_that_is_behind_says_so_and_does_not_restart_the_server() -> None:
+    async with answering_toolset("stdio", ping_timeout_s=0.2, timeouts_in_a_row=2) as server:
+        with anyio.fail_after(PATIENCE_S):
+            # On a busy machine, the server may be too slow to flood at the moment when a call ends.
+            while not any("the gateway is behind" in reason for reason in await call_in_vain(server, "flood")):
+                pass
+        assert server.status.reconnects == 0
+
+
+async def call_in_vain(server: McpToolset, trick: str) -> list[str]:
+    """Why three calls in a row had no answer in time."""
+    limited = LimitedToolset(Entered(server), Limits(timeout_s=0.5))
+    async with limited.open(Task()) as session:
+        late = [await session.call(ToolCall("1", trick, "{}")) for _ in range(3)]
+    assert {result.outcome for result in late} == {Outcome.TIMEOUT}
+    return [result.reason or "" for result in late]
 
 
 async def test_answer_to_another_request_is_taken_from_no_post() -> None:
