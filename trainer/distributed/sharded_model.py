@@ -32,7 +32,7 @@ from trainer.distributed.sharded_state import local_slices
 from trainer.model import COMPUTE_DEVICE, build_skeleton
 from trainer.policy import lora
 from trainer.policy.context_parallel import require_divisible_heads
-from trainer.policy.logprobs import SHARDED_RUN, language_model_of
+from trainer.policy.logprobs import SHARDED_RUN, decoder_layers_of
 from trainer.policy.prefix_forest import CONTEXT
 from trainer.policy.settings import PolicyError
 
@@ -212,9 +212,8 @@ def _remove_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 def _shard(model: PreTrainedModel, ranks: ProcessGroupRanks, dtype: torch.dtype, kept: set[nn.Parameter]) -> None:
     """Splits each decoder layer as a unit, which is gathered for its own computation only, and the rest as another.
     What is kept on its rank is never gathered."""
-    decoder: Any = language_model_of(model)
-    layers = getattr(getattr(decoder, "base_model", decoder), "layers", None)
-    if not isinstance(layers, nn.ModuleList):
+    layers = decoder_layers_of(model)
+    if not layers:
         problem = f"{model.config.model_type} models have no list of decoder layers that could be split over ranks"
         raise PolicyError(problem, SPLIT_REMEDY)
     half = dtype != torch.float32

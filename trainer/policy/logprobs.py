@@ -38,6 +38,12 @@ def language_model_of(model: PreTrainedModel) -> Any:
     return getattr(model.base_model, "language_model", model)
 
 
+def decoder_layers_of(model: PreTrainedModel) -> list[Any]:
+    """The decoder layers; none of a model that has no list of them."""
+    decoder = language_model_of(model)
+    return list(getattr(getattr(decoder, "base_model", decoder), "layers", ()))
+
+
 class ImagePlan(NamedTuple):
     """Where the images of a batch are among the nodes that a pass computes."""
 

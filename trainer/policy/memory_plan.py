@@ -240,12 +240,17 @@ def plan_update_pass(model: Any, update: UpdateSettings, longest: int, shared_by
     heads, kv_heads, head_width = _attention_shape(config)
     hidden, inner = config.hidden_size, getattr(config, "intermediate_size", 4 * config.hidden_size)
     # What the norms, products and activations of a common decoder layer keep per token for the backward pass.
-    per_layer = 10 * hidden + 6 * (heads + kv_heads) * head_width + 4 * inner
+    attention, feed_forward = 10 * hidden + 6 * (heads + kv_heads) * head_width, 4 * inner
     layers = config.num_hidden_layers
-    kept = per_layer + layers * hidden if update.gradient_checkpointing else layers * per_layer
+    kept = {
+        False: layers * (attention + feed_forward),
+        "feed_forward": layers * attention + feed_forward,
+        True: layers * hidden + attention + feed_forward,
+    }[update.gradient_checkpointing]
     remedy = "lower " + ("`limits.rollout_tokens`" if tokens == longest else "`update.micro_batch_tokens`")
-    if not update.gradient_checkpointing:
-        remedy += " or set `update.gradient_checkpointing`"
+    if update.gradient_checkpointing is not True:
+        less = "`true`" if update.gradient_checkpointing else "`feed_forward` or `true`"
+        remedy += f" or set `update.gradient_checkpointing` to {less}"
     vision_bytes, note = vision_bytes_per_token(model, update), ""
     if vision_bytes:
         remedy += " or `update.freeze_vision: true`"
@@ -309,7 +314,7 @@ def vision_bytes_per_token(model: Any, update: UpdateSettings) -> int:
         (module.in_features, module.out_features) for module in encoder.modules() if isinstance(module, torch.nn.Linear)
     ]
     kept = sum(map(sum, linear))
-    if update.gradient_checkpointing:
+    if update.gradient_checkpointing is True:
         kept = kept // config.depth + config.depth * linear[0][0]
     return computed_bytes(update) * int(config.spatial_merge_size) ** 2 * kept
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -19,7 +21,7 @@ from trainer.algorithms.packing import TopLogprobs
 from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
-from trainer.policy.logprobs import LogprobReader, Logprobs, PackedTokens, PassPlan, Reference, language_model_of
+from trainer.policy.logprobs import LogprobReader, Logprobs, PackedTokens, PassPlan, Reference, decoder_layers_of
 from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
     LR_RATIO,
@@ -32,7 +34,7 @@ from trainer.policy.optimizers import (
 )
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import ONE_RANK, Ranks
-from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
+from trainer.policy.settings import Checkpointing, CriticSettings, PolicyError, UpdateSettings
 from trainer.policy.shards import (
     MODEL,
     POLICY_FILE,
@@ -102,9 +104,8 @@ class Policy:
         """Compiles decoder layers, once for all lengths."""
         if self.ranks.size > 1:
             raise PolicyError("`update.compile` works in one process", "leave it off with `--ranks`")
-        decoder = language_model_of(self.model)
-        layers = getattr(getattr(decoder, "base_model", decoder), "layers", None)
-        if layers is None:
+        layers = decoder_layers_of(self.model)
+        if not layers:
             kind = self.model.config.model_type
             raise PolicyError(f"{kind} models have no list of decoder layers to compile", "leave `update.compile` off")
         for layer in layers:
@@ -279,9 +280,18 @@ def select_trained_weights(
         model.get_submodule(frozen).requires_grad_(False)
 
 
-def _configure_checkpointing(model: PreTrainedModel, checkpointing: bool) -> None:
+def _configure_checkpointing(model: PreTrainedModel, checkpointing: Checkpointing) -> None:
     """Dropout stays off: rollouts are sampled without it, and their logprobs have to be reproduced."""
-    if checkpointing:
+    if checkpointing == "feed_forward":
+        layers = decoder_layers_of(model)
+        if not layers or not all(hasattr(layer, "mlp") for layer in layers):
+            raise PolicyError(
+                f"{model.config.model_type} models have no part `mlp` in each decoder layer to compute again",
+                "set `update.gradient_checkpointing` to `true` or `false`",
+            )
+        for layer in layers:
+            layer.mlp.forward = partial(checkpoint, layer.mlp.forward, use_reentrant=False, preserve_rng_state=False)
+    elif checkpointing:
         if not model.supports_gradient_checkpointing:
             raise PolicyError(
                 f"{model.config.model_type} models have no gradient checkpointing",
@@ -289,7 +299,7 @@ def _configure_checkpointing(model: PreTrainedModel, checkpointing: bool) -> Non
             )
         enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
-    model.train(checkpointing)  # transformers checkpoints activations in training mode only.
+    model.train(checkpointing is True)  # transformers checkpoints activations in training mode only.
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.train(False)

@@ -21,6 +21,7 @@ class PolicyError(OperatorError):
         return f"{self.problem}\n  remedy: {self.remedy}"
 
 
+Checkpointing = bool | Literal["feed_forward"]
 Rate = Annotated[float, Field(gt=0, le=10)]
 """A learning rate; with larger ones, weights overflow after a step."""
 CRITIC_FACTOR = 10
@@ -77,11 +78,12 @@ class UpdateSettings(FrozenModel):
     """Tokens of a micro-batch, of which a prefix that rollouts share counts once and an eighth for each further one;
     gradients are accumulated over micro-batches. A longer rollout is alone in one. By default 8192, or as
     many fewer as a machine of this size needs, which stay as they are when the run is resumed."""
-    gradient_checkpointing: bool = False
-    """Recomputes activations in the backward pass, which is slower but saves much memory."""
+    gradient_checkpointing: Checkpointing = False
+    """Recomputes activations in the backward pass, which is slower but saves much memory; `feed_forward`: only those of
+    feed-forward parts, most of a layer's, and keeps those of attention."""
     compile: bool = False
     """Compiles decoder layers with `torch.compile` in the first step, which takes a minute or more and makes the others
-    faster on a GPU; unmeasured. In one process, without `gradient_checkpointing`."""
+    faster on a GPU; unmeasured. In one process, without `gradient_checkpointing: true`."""
     logits_chunk: PositiveInt = 1024
     """As many logits are in memory at once as this many tokens have, which bounds the memory for a large vocabulary."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -94,8 +96,8 @@ class UpdateSettings(FrozenModel):
 
     @model_validator(mode="after")
     def _check_compile(self) -> Self:
-        if self.compile and self.gradient_checkpointing:
-            raise ValueError("`compile` has no effect with `gradient_checkpointing`; leave one of them off")
+        if self.compile and self.gradient_checkpointing is True:
+            raise ValueError("`compile` has no effect with `gradient_checkpointing: true`, but with `feed_forward`")
         return self
 
     @property

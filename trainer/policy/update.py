@@ -29,13 +29,13 @@ from trainer.algorithms.packing import Batch, BatchRow, TopLogprobs, check_train
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.engine.torch.threads import choose_threads, use_threads
-from trainer.policy.logprobs import LogprobSource, PackedTokens, PassPlan, Reference
+from trainer.policy.logprobs import LogprobSource, PackedTokens, PassPlan, Reference, decoder_layers_of
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
 from trainer.policy.microbatch import DealtRows, MetricMeans, deal_batches, split_evenly
 from trainer.policy.policy import Policy
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import measure_ranks
-from trainer.policy.settings import PolicyError
+from trainer.policy.settings import Checkpointing, PolicyError
 
 if TYPE_CHECKING:
     from trainer.policy.critic import Critic
@@ -68,19 +68,25 @@ def _row_without_advantages(sequence: TrainSequence, group: int) -> BatchRow:
     )
 
 
-BACKWARD, RECOMPUTED = 2, 3
-"""The cost of a layer's backward pass as a multiple of its forward pass; with gradient checkpointing."""
+BACKWARD = 2
+"""The cost of a layer's backward pass as a multiple of its forward pass, without what is computed again."""
+
+
+def _count_parameters(module: Any) -> int:
+    return sum(value.numel() for value in module.parameters())
 
 
 class PassProgress:
     """Follows passes of a model, of which a large one takes minutes on a CPU."""
 
-    def __init__(self, model: Any, *, checkpointing: bool) -> None:
-        body = getattr(model.base_model, "language_model", model.base_model)
-        self._layers = list(getattr(body, "layers", ()))
-        self._backward_cost = RECOMPUTED if checkpointing else BACKWARD
-        layer = sum(value.numel() for value in self._layers[0].parameters()) if self._layers else 1
-        head = sum(value.numel() for value in model.get_output_embeddings().parameters())
+    def __init__(self, model: Any, *, checkpointing: Checkpointing) -> None:
+        self._layers = decoder_layers_of(model)
+        layer = _count_parameters(self._layers[0]) if self._layers else 1
+        head = _count_parameters(model.get_output_embeddings())
+        again = float(checkpointing is True)
+        if checkpointing == "feed_forward":
+            again = _count_parameters(self._layers[0].mlp) / layer
+        self._backward_cost = BACKWARD + again
         self._head_cost: float = (1 + BACKWARD) * head / layer
         self._forward = self._backward = 0
 

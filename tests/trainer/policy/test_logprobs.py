@@ -22,7 +22,7 @@ from tests.trainer.policy.tiny_policies import (
 )
 from trainer.policy import prefix_forest
 from trainer.policy.policy import Policy
-from trainer.policy.settings import UpdateSettings
+from trainer.policy.settings import Checkpointing, PolicyError, UpdateSettings
 
 ROW = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 ROWS = st.lists(ROW, min_size=1, max_size=6)
@@ -66,13 +66,15 @@ def test_chunks_and_checkpointing_do_not_change_the_gradient() -> None:
 
     whole = compute_gradient(UpdateSettings())
     assert torch.allclose(compute_gradient(UpdateSettings(logits_chunk=1)), whole, atol=1e-5)
-    assert torch.equal(compute_gradient(UpdateSettings(gradient_checkpointing=True)), whole)
+    for value in (True, "feed_forward"):
+        assert torch.equal(compute_gradient(UpdateSettings(gradient_checkpointing=value)), whole)
 
 
 # Torch's compiler looks at attributes that torch warns of.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("checkpointing", [False, "feed_forward"])
 def test_compiled_layers_give_the_same_gradients_and_are_compiled_once_for_all_lengths(
-    monkeypatch: pytest.MonkeyPatch,
+    checkpointing: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs: list[object] = []
 
@@ -81,7 +83,10 @@ def test_compiled_layers_give_the_same_gradients_and_are_compiled_once_for_all_l
         return graph.forward
 
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=count))
-    compiled, plain = (Policy(tiny_model(), UpdateSettings(compile=value)) for value in (True, False))
+    compiled, plain = (
+        Policy(tiny_model(), UpdateSettings(compile=value, gradient_checkpointing=value and checkpointing))
+        for value in (True, False)
+    )
     counts = []
     for rows in ([[1, 2, 3, 4, 5], [1, 2, 5]], [[7, 8, 9], [7, 8, 3, 2]], [[*range(20)], [1, 2]], [[*range(40)]]):
         for policy in (plain, compiled):
@@ -122,6 +127,11 @@ def test_unsupported_model_runs_each_sequence_alone() -> None:
 def test_capped_logits_are_noticed_however_coarse_the_dtype(dtype: Any, kept: str, left_out: str) -> None:
     policy = Policy(gemma2(**{left_out: None}), UpdateSettings(dtype=dtype))
     assert f"`{kept}`" in policy.logprob_reader.fallback_reason
+
+
+def test_model_without_feed_forward_parts_of_that_name_is_refused() -> None:
+    with pytest.raises(PolicyError, match="gpt2 models have no part `mlp`"):
+        Policy(gpt2(), UpdateSettings(gradient_checkpointing="feed_forward"))
 
 
 def test_dropout_is_off() -> None:

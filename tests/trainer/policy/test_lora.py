@@ -20,7 +20,7 @@ from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.model import load_model
 from trainer.policy.memory_parts import find_adapted_layers
 from trainer.policy.policy import Policy
-from trainer.policy.settings import LoraSettings, PolicyError, UpdateSettings
+from trainer.policy.settings import Checkpointing, LoraSettings, PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
 UPDATE = UpdateSettings(lr=3e-2, lora=LoraSettings(rank=4, alpha=8))
@@ -41,8 +41,8 @@ def train_steps(policy: Policy, steps: int) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_only_adapters_change(folder: Path, checkpointing: bool) -> None:
+@pytest.mark.parametrize("checkpointing", [False, "feed_forward", True])
+def test_only_adapters_change(folder: Path, checkpointing: Checkpointing) -> None:
     policy = Policy.load(folder, UPDATE.model_copy(update={"gradient_checkpointing": checkpointing}), "cpu")
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
     train_steps(policy, 2)

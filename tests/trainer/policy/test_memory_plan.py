@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,17 @@ from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch.kv_cache import KVCache, KVShape
 from trainer.engine.torch.paged_kv_cache import PagedKVCache, wanted_pages
+from trainer.policy.logprobs import decoder_layers_of
 from trainer.policy.memory_parts import MemoryPlan, load_meta_model
 from trainer.policy.memory_plan import plan_allocator, plan_memory, plan_training, plan_update_pass
 from trainer.policy.policy import Policy
-from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
+from trainer.policy.settings import Checkpointing, CriticSettings, LoraSettings, UpdateSettings
+from trainer.policy.update import PassProgress
 from trainer.rollout.settings import RolloutSettings
 from trainer.train.settings import TrainSettings
 
 GIB = 1024**3
+FEWER = "lower `update.micro_batch_tokens`"
 
 
 class TrainingSettings(RolloutSettings):
@@ -87,11 +91,8 @@ def test_training_is_planned_with_what_the_policy_holds(folder: Path, dtype: str
     assert part_size(adapted, "weights") - part_size(adapted, "weights of") == width * numbers
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_planned_pass_is_close_to_the_real_one(checkpointing: bool, dtype: str) -> None:
-    update = UpdateSettings(gradient_checkpointing=checkpointing, dtype=dtype, micro_batch_tokens=1)
-    policy = Policy(tiny_model(), update)
+def measure_pass(policy: Policy) -> tuple[int, int]:
+    """The bytes that a forward pass keeps for the backward pass, and its tokens."""
     kept: dict[int, int] = {}
     weights = {value.untyped_storage().data_ptr() for value in policy.model.parameters()}
 
@@ -104,11 +105,44 @@ def test_planned_pass_is_close_to_the_real_one(checkpointing: bool, dtype: str) 
     ids_T, sequence_T, *_ = pack_sequences([[(7 * token + row) % 50 for token in range(40)] for row in range(20)])
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         hidden = policy.logprob_reader.compute_hidden_states(ids_T, sequence_T)
-    planned = plan_update_pass(policy.model, update, len(ids_T))[0].size
     assert hidden.states_UD.requires_grad
+    hidden.states_UD.sum().backward()  # type: ignore[no-untyped-call]
+    return sum(kept.values()), len(ids_T)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, "feed_forward", True])
+def test_planned_pass_is_close_to_the_real_one(checkpointing: Checkpointing, dtype: str) -> None:
+    update = UpdateSettings(gradient_checkpointing=checkpointing, dtype=dtype, micro_batch_tokens=1)
+    policy = Policy(tiny_model(), update)
+    kept, tokens = measure_pass(policy)
+    planned = plan_update_pass(policy.model, update, tokens)[0].size
+    width = getattr(torch, dtype).itemsize
     # Recomputed activations exist only in the backward pass.
-    minimum = 2 * getattr(torch, dtype).itemsize * 16 * len(ids_T) if checkpointing else 0.7 * planned
-    assert minimum <= sum(kept.values()) < 1.3 * planned
+    recomputed = 4 * 32 * width * tokens if checkpointing == "feed_forward" else 0
+    minimum = 2 * width * 16 * tokens if checkpointing is True else 0.7 * (planned - recomputed)
+    assert minimum <= kept < 1.3 * (planned - recomputed)
+
+
+def test_layers_are_computed_again_as_a_whole_or_only_their_feed_forward_parts() -> None:
+    kept, halves = dict[Checkpointing, int](), list[float]()
+    choices: dict[Checkpointing, dict[str, int]] = {
+        False: {"attention": 2, "feed-forward": 2},
+        "feed_forward": {"attention": 2, "feed-forward": 4},
+        True: {"attention": 4, "feed-forward": 4},
+    }
+    for checkpointing, expected in choices.items():
+        policy, calls = Policy(tiny_model(), UpdateSettings(gradient_checkpointing=checkpointing)), Counter[str]()
+        for layer in decoder_layers_of(policy.model):
+            layer.self_attn.register_forward_hook(lambda *_, calls=calls: calls.update(["attention"]))
+            layer.mlp.act_fn.register_forward_hook(lambda *_, calls=calls: calls.update(["feed-forward"]))
+        progress = PassProgress(policy.model, checkpointing=checkpointing)
+        with progress.follow(lambda _, progress=progress: halves.append(progress.share)):
+            kept[checkpointing], _ = measure_pass(policy)
+        assert calls == expected, checkpointing
+    assert kept[True] < kept["feed_forward"] < kept[False]
+    # The share of the pass after two layers; each choice leaves more of it to do.
+    assert halves[1] > halves[5] > halves[9], halves
 
 
 def test_ranks_that_share_rows_have_a_part_of_a_pass_each_and_rounded_experts_count(tmp_path: Path) -> None:
@@ -131,8 +165,12 @@ def test_ranks_that_share_rows_have_a_part_of_a_pass_each_and_rounded_experts_co
 @pytest.mark.parametrize(
     ("update", "first"),
     [
-        ({"micro_batch_tokens": 10**9}, "lower `update.micro_batch_tokens` or set `update.gradient_checkpointing`"),
-        ({"micro_batch_tokens": 10**9, "gradient_checkpointing": True}, "lower `update.micro_batch_tokens`;"),
+        ({"micro_batch_tokens": 10**9}, f"{FEWER} or set `update.gradient_checkpointing` to `feed_forward` or `true`;"),
+        (
+            {"micro_batch_tokens": 10**9, "gradient_checkpointing": "feed_forward"},
+            f"{FEWER} or set `update.gradient_checkpointing` to `true`;",
+        ),
+        ({"micro_batch_tokens": 10**9, "gradient_checkpointing": True}, f"{FEWER};"),
         ({}, "lower `concurrency.running_requests` or `limits.rollout_tokens`"),
     ],
 )

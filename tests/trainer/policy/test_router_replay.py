@@ -33,7 +33,7 @@ from trainer.ledger import Author, Entry, Experts, Ledger
 from trainer.policy.logprobs import PackedTokens, PassPlan
 from trainer.policy.policy import Policy
 from trainer.policy.router_replay import RouterReplay
-from trainer.policy.settings import PolicyError, UpdateSettings
+from trainer.policy.settings import Checkpointing, PolicyError, UpdateSettings
 from trainer.train.start import train
 
 LAYERS, CHOSEN = 2, 2
@@ -122,8 +122,10 @@ async def test_a_job_whose_server_tells_its_experts_has_less_mismatch(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_told_experts_are_taken_and_the_own_ones_change_nothing(kind: str, checkpointing: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpointing", [False, "feed_forward", True])
+def test_told_experts_are_taken_and_the_own_ones_change_nothing(
+    kind: str, checkpointing: Checkpointing, tmp_path: Path
+) -> None:
     model = save_expert_model(tmp_path, kind)
     policy = Policy.load(tmp_path, UpdateSettings(gradient_checkpointing=checkpointing), "cpu")
     rows = [[5, 6, 7, 8], [5, 6, 9]]

@@ -158,10 +158,16 @@ def _find_inexact(info: Mapping[str, Any]) -> Iterator[str]:
             yield f"tells wrong experts with {name}: start it without that, or without --enable-return-routed-experts"
     half = info.get("disaggregation_mode") or "null"
     if half != "null":
-        yield f"only does {half} (--disaggregation-mode), but turns go to each server: use servers that do both"
+        yield f"{describe_half(half)} (without --disaggregation-mode)"
     if any(info.get(name) is not None and float(info[name]) < 1 for name in THRESHOLDS):
         flag = "--speculative-accept-threshold-single or -acc"
         yield f"accepts ids that the policy would not have sampled: leave {flag} at 1"
+
+
+def describe_half(role: str) -> str:
+    """Why a server that does only `prefill`, or only `decode`, cannot be used. Pausing to publish leaves a prompt that
+    it has partly read as it is (SGLang 0.5.17 to 0.5.23), and its end is then read by the new weights."""
+    return f"only does {role}, and mixes weights in turns under way when others are published: use servers that do both"
 
 
 async def _server_info(client: SGLangClient) -> dict[str, Any]:
