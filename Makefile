@@ -225,7 +225,8 @@ offline-bundle: install  ## What a GPU machine without a network needs, in DIR=,
 	@[ -n "$(DIR)" ] || { $(BIN)/python .ci/offline/bundle.py --help; exit 2; }
 	$(BIN)/python .ci/offline/bundle.py --dir $(DIR) $(addprefix --size ,$(SIZE)) $(addprefix --cuda ,$(CUDA)) \
 		$(addprefix --torch ,$(TORCH)) $(addprefix --python ,$(FOR_PYTHON)) $(addprefix --held ,$(HELD)) \
-		$(addprefix --model ,$(MODEL)) $(addprefix --extras ,$(EXTRAS)) $(if $(WITH),--with $(WITH))
+		$(addprefix --model ,$(MODEL)) $(addprefix --extras ,$(EXTRAS)) $(addprefix --without-,$(WITHOUT)) \
+		$(if $(WITH),--with $(WITH))
 
 bench-trainer: install  ## Measure a GRPO step beside TRL's
 	$(BIN)/python bench/trainer.py

@@ -72,6 +72,7 @@ PARTS = (
     Part("update 0.5B", "update", 45, 120),
     Part("TRL 0.5B", "trl", 55, 150),
     Part("update 1.5B", "update", 45, 120, shape="1.5B"),
+    Part("kernels", "kernels", 40, 120),
     Part("memory", "memory", 60, 180),
     Part("learning", "learning", 170, 260),
     Part("resuming", "resuming", 60, 180),

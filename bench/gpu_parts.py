@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -42,6 +44,8 @@ from gpu_workload import (  # noqa: E402
 from rich.console import Console  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.nn.attention.varlen import varlen_attn  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 from mtrl_plugins.demo.facts.facts_tasks import draw_problems  # noqa: E402
 from trainer.algorithms.settings import AlgorithmSettings  # noqa: E402
@@ -55,6 +59,7 @@ from trainer.engine.sglang.weight_sync.verify import TrainerReference  # noqa: E
 from trainer.engine.torch.torch_engine import STEPS_AHEAD, TorchEngine  # noqa: E402
 from trainer.engine.torch.weights import Holding  # noqa: E402
 from trainer.model import load_model  # noqa: E402
+from trainer.policy.flex_forest import arrange_in_pre_order  # noqa: E402
 from trainer.policy.memory_parts import UPDATE  # noqa: E402
 from trainer.policy.memory_plan import plan_memory, total_memory  # noqa: E402
 from trainer.policy.placement import server_reserve  # noqa: E402
@@ -66,6 +71,7 @@ from trainer.train.run_folder import load_run_settings  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
+DTYPE = torch.bfloat16 if CUDA else torch.float32
 GIB = 2**30
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -74,6 +80,12 @@ KERNELS = {
     "math": SDPBackend.MATH,
 }
 MICRO_BATCHES = (8192, 32768)
+KERNEL_ROWS = tuple((tokens, row) for tokens in MICRO_BATCHES for row in (1024, tokens))
+"""Tokens, and those of a row."""
+KERNEL_TOLERANCE = 1e-2
+"""Of the largest output, by which two kernels may differ."""
+LAYERS = 8
+"""Passes without a wait for the device between them, as of a model's layers."""
 UPDATES = 2
 """After a first one, in which kernels are chosen."""
 PUBLISHES = 3
@@ -111,27 +123,91 @@ def seconds(work: Callable[[], Any], times: int = 5) -> float:
     return median(taken[1:])
 
 
+def measure_matmul(arguments: argparse.Namespace) -> float:
+    """FLOPs per second of a matrix product, of which the others are shares."""
+    side = 256 if arguments.small else 8192
+    a, b = (torch.randn(side, side, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    matmul = 2 * side**3 / seconds(lambda: a @ b)
+    tell("matmul", matmul / 1e12, "TFLOP/s", side=side)
+    return matmul
+
+
 def measure_floors(arguments: argparse.Namespace) -> None:
-    """What the card itself does: a matrix product, a copy, and attention with each kernel."""
-    side, mib = (256, 4) if arguments.small else (8192, 4096)
-    dtype = torch.bfloat16 if CUDA else torch.float32
-    a, b = (torch.randn(side, side, device=DEVICE, dtype=dtype) for _ in range(2))
-    tell("matmul", 2 * side**3 / seconds(lambda: a @ b) / 1e12, "TFLOP/s", side=side)
+    """What the card itself does: a matrix product and a copy."""
+    measure_matmul(arguments)
+    mib = 4 if arguments.small else 4096
     block = torch.randn(mib * 2**18, device=DEVICE)
     target = torch.empty_like(block)
     tell("copy", 2 * block.nbytes / seconds(lambda: target.copy_(block)) / 1e9, "GB/s", mib=mib)
-    heads, length, size = (2, 64, 16) if arguments.small else (14, 8192, 64)
-    q, k, v = (torch.randn(1, heads, length, size, device=DEVICE, dtype=dtype) for _ in range(3))
-    flops = 2 * 2 * heads * length**2 * size / 2  # causal: half of the square
-    attend = torch.nn.functional.scaled_dot_product_attention
-    for name, backend in KERNELS.items():
-        try:
-            with sdpa_kernel(backend):
-                taken = seconds(lambda: attend(q, k, v, is_causal=True))
-        except RuntimeError as error:
-            skip("attention", str(error).splitlines()[0][:200], kernel=name)
-        else:
-            tell("attention", flops / taken / 1e12, "TFLOP/s", kernel=name, length=length)
+
+
+def measure_kernels(arguments: argparse.Namespace) -> None:
+    """A layer's attention over rows that share nothing, forward and backward, by each kernel: ours for forests, flash
+    attention for rows of any length, and torch's. Raises RuntimeError if two compute different things."""
+    shape, matmul = SHAPES[arguments.shape], measure_matmul(arguments)
+    tries, rows = (1, ((256, 64), (256, 256))) if arguments.small else (LAYERS, KERNEL_ROWS)
+    wrong = []
+    for tokens, row in rows:
+        size = shape.hidden // shape.heads
+        inputs = [torch.randn(tokens, count * size, device=DEVICE, dtype=DTYPE) for count in head_counts(shape)]
+        gradient, first = torch.randn_like(inputs[0]), []
+        for name, attend in attention_kernels(shape, tokens, row).items():
+            backward = CUDA or name != "ours"  # Which torch can't differentiate on a CPU.
+            labels = {"kernel": name, "tokens": tokens, "row": row, "backward": backward}
+            attended = partial(run_passes, attend, [tensor.requires_grad_(backward) for tensor in inputs], gradient)
+            with _told_if_it_fails("attention", **labels):
+                taken, found = seconds(lambda: [attended() for _ in range(tries)]) / tries, attended()  # noqa: B023
+                flops = (7 if backward else 2) * tokens * row * shape.heads * size  # Causal: half of the square.
+                tell("attention", taken * 1e3, "ms", **labels)
+                tell("of the card's matmul", flops / taken / matmul, **labels)
+                first = first or found
+                apart = [float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(found, first, strict=False)]
+                tell("apart, of the largest value", max(apart), **labels)
+                if not apart[0] <= KERNEL_TOLERANCE:
+                    wrong.append(labels)
+    if wrong:
+        raise RuntimeError(f"outputs differ by more than {KERNEL_TOLERANCE}: {wrong}")
+
+
+def run_passes(attend: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor) -> list[Tensor]:
+    """The output, and the inputs' gradients where they have one."""
+    output = attend(*inputs)
+    gradients = torch.autograd.grad(output, inputs, gradient) if output.requires_grad else ()
+    return [output.detach(), *gradients]
+
+
+def head_counts(shape: ModelShape) -> tuple[int, int, int]:
+    """Heads of queries, keys and values."""
+    return shape.heads, shape.kv_heads, shape.kv_heads
+
+
+def attention_kernels(shape: ModelShape, tokens: int, row: int) -> dict[str, Callable[..., Tensor]]:
+    """Causal attention within rows of one length, by kernel; the axes of inputs and outputs are token and width."""
+    counts = head_counts(shape)
+    starts = torch.arange(0, tokens + 1, row, device=DEVICE, dtype=torch.int32)
+    parents = [-1 if token % row == 0 else token - 1 for token in range(tokens)]
+    order = arrange_in_pre_order(parents, torch.arange(tokens, device=DEVICE) % row)
+    # torch 2.11 takes fewer heads of keys without saying so.
+    grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+
+    def split(inputs: Sequence[Tensor], *axes: int) -> list[Tensor]:
+        return [tensor.view(*axes, count, -1) for tensor, count in zip(inputs, counts, strict=True)]
+
+    def attend_ours(*inputs: Tensor) -> Tensor:
+        return order.attend(inputs, counts, None, None)[:tokens]
+
+    def attend_varlen(*inputs: Tensor) -> Tensor:
+        heads = split(inputs, tokens)
+        return varlen_attn(*heads, starts, starts, row, row, window_size=(-1, 0), **grouped).flatten(1)
+
+    def attend_torch(backend: SDPBackend, *inputs: Tensor) -> Tensor:
+        heads = (tensor.transpose(1, 2) for tensor in split(inputs, tokens // row, row))
+        with sdpa_kernel(backend):
+            output = scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        return output.transpose(1, 2).reshape(tokens, -1)
+
+    kernels = {name: partial(attend_torch, backend) for name, backend in KERNELS.items()}
+    return {"ours": attend_ours, "varlen": attend_varlen} | kernels
 
 
 def _reference(policy: Policy) -> TrainerReference:
@@ -242,10 +318,7 @@ def _without_forest(policy: Policy) -> Iterator[None]:
 def measure_update(arguments: argparse.Namespace) -> None:
     """Updates with random weights: by size of micro-batch, with and without forests, kernels side by side."""
     shape = SHAPES[arguments.shape]
-    side = 256 if arguments.small else 8192
-    square = torch.randn(side, side, device=DEVICE, dtype=torch.bfloat16 if CUDA else torch.float32)
-    matmul = 2 * side**3 / seconds(lambda: square @ square)
-    tell("matmul", matmul / 1e12, "TFLOP/s", side=side)
+    matmul = measure_matmul(arguments)
     sizes = (256,) if arguments.small else MICRO_BATCHES
     for tokens in sizes:
         _time_updates(arguments.model, shape, tokens, matmul, forest=True)
@@ -459,6 +532,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], Any]] = {
     "floors": measure_floors,
+    "kernels": measure_kernels,
     "gates": check_gates,
     "rollouts": measure_rollouts,
     "publishing": measure_publishing,

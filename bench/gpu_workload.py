@@ -48,6 +48,7 @@ class ModelShape:
     heads: int
     intermediate: int
     vocabulary: int = 151936
+    kv_heads: int = 2
     groups: int = 16
     siblings: int = 8
     turns: int = 3
@@ -81,7 +82,7 @@ def build_random_model(shape: ModelShape, folder: Path, cuda: bool) -> Path:
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
-        num_key_value_heads=2,
+        num_key_value_heads=shape.kv_heads,
         intermediate_size=shape.intermediate,
         max_position_embeddings=32768,
         tie_word_embeddings=True,

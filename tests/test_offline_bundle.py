@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from importlib.metadata import distribution, version
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from mtrl_plugins.demo.facts.facts_demo import build_model
 
 ROOT = Path(__file__).parents[1]
 OFFLINE = ROOT / ".ci" / "offline"
@@ -24,15 +24,8 @@ OF_THE_MACHINE = ("torch", "datasets", "peft", "transformers", "tensorboard")
 """What GPU machines hold; the rest of what mtrl needs is carried."""
 WITHOUT_NETWORK = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
 MISSING_PARTS = 3
-SMALL_JOB = """
-model: model
-data: demo
-steps: 1
-prompts: 1
-n: 2
-limits: {turn_tokens: 8, rollout_tokens: 4000}
-evaluation: {every: 0, after: false}
-"""
+DEFAULT_JOB = "--config default demo.warm=plain steps=1 evaluation.every=0 evaluation.after=false"
+"""As it is, but for its length: the shorter of its model's two warm starts, one step, nothing measured."""
 FAKE_TORCH = """
 import types
 __version__, version, cuda = {!r}, types.SimpleNamespace(cuda=None), types.SimpleNamespace(is_available=bool)
@@ -90,7 +83,8 @@ def install(bundle: Path, target: Path, python: Path, **variables: str) -> subpr
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
 
-def test_a_bundle_that_came_in_two_transfers_runs_a_job_without_a_network(
+@pytest.mark.timeout(900)
+def test_a_bundle_that_came_in_two_transfers_runs_the_default_job_without_a_network(
     bundle: Path, machine: tuple[Path, Path], tmp_path: Path
 ) -> None:
     packages = json.loads((bundle / "manifest.json").read_text())["contents"]["mtrl"]["packages"]
@@ -113,17 +107,17 @@ def test_a_bundle_that_came_in_two_transfers_runs_a_job_without_a_network(
 
     work = tmp_path / "work"
     shutil.copytree(ROOT / "tool_configs", work / "tool_configs")
-    build_model(work / "model")
-    (work / "run.yaml").write_text(SMALL_JOB)
     shutil.copy(ROOT / "mcp_servers.json", work)
-    inside = f"ip link set lo up && . {target}/env.sh && exec mtrl-train --tools tool_configs/ --config run.yaml"
+    inside = f"ip link set lo up && . {target}/env.sh && exec mtrl-train --tools tool_configs/ {DEFAULT_JOB}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)  # Its model is made there.
     job = subprocess.run(
         [*WITHOUT_NETWORK, "sh", "-c", inside], cwd=work, env=environment, capture_output=True, text=True, check=False
     )
     assert job.returncode == 0, job.stdout[-3000:] + job.stderr[-3000:]
     (metrics,) = work.glob("runs/*/metrics.jsonl")
-    assert json.loads(metrics.read_text().splitlines()[-1])["step"] == 1
+    (step,) = map(json.loads, metrics.read_text().splitlines())
+    assert step["step"] == 1 and step["reward/mean"] > 0.2, "it has learned to call tools, and calls them"
 
 
 def test_a_damaged_part_another_python_and_another_torch_are_refused_by_name(
@@ -159,14 +153,29 @@ def test_a_mistake_is_named_before_anything_is_packed(words: list[str], problem:
     assert not list((tmp_path / "bundle").glob("*.xz*"))
 
 
-def test_what_is_left_out_is_taken_away_and_may_be_absent_in_another_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def packer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of `bundle.py`."""
     spec = spec_from_file_location("bundle", OFFLINE / "bundle.py")
     assert spec is not None and spec.loader is not None
-    monkeypatch.setitem(sys.modules, "bundle", bundle := module_from_spec(spec))
-    spec.loader.exec_module(bundle)
-    monkeypatch.setattr(bundle, "run_uv", lambda *_: (tmp_path / "kernels").mkdir())
-    environment = bundle.Environment("sglang", (), (), leave_out=("kernels", "moved/*.a"))
-    bundle.fill_tree(environment, [], bundle.Target(PYTHON, TORCH, "13.0", (), {}), tmp_path)
+    monkeypatch.setitem(sys.modules, "bundle", module := module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_make_passes_on_what_is_packed_and_what_is_left_out(packer: Any) -> None:
+    words = ["DIR=bundle", "SIZE=64M", "TORCH=2.12", "PYTHON=3.13", "WITH=trl", "WITHOUT=sglang"]
+    done = subprocess.run(["make", "--dry-run", "offline-bundle", *words], cwd=ROOT, capture_output=True, check=True)
+    command = done.stdout.decode().replace("\\\n", "").rpartition("bundle.py")[2]
+    passed = packer.parse_arguments(shlex.split(command))
+    assert (str(passed.dir), passed.size, passed.torch, passed.python) == ("bundle", 64 << 20, "2.12", "3.13")
+    assert passed.with_ == ["trl"] and passed.without_sglang
+
+
+def test_what_is_left_out_is_taken_away_and_may_be_absent_in_another_release(
+    packer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packer, "run_uv", lambda *_: (tmp_path / "kernels").mkdir())
+    environment = packer.Environment("sglang", (), (), leave_out=("kernels", "moved/*.a"))
+    packer.fill_tree(environment, [], packer.Target(PYTHON, TORCH, "13.0", (), {}), tmp_path)
     assert not (tmp_path / "kernels").exists() and "no moved/*.a to leave out" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 make offline-bundle DIR=bundle                                   # for a machine with torch 2.11 and Python 3.12
 make offline-bundle DIR=bundle SIZE=64M HELD=packages.txt        # nothing that the machine holds; parts of 64 MB
 make offline-bundle DIR=bundle MODEL=models/qwen WITH=trl==1.16.0
+make offline-bundle DIR=bundle WITHOUT=sglang                    # for the embedded engine alone
 
 Carry DIR to the machine, whole or part by part, and run `bash DIR/install.sh TARGET` there: docs/scaling.md.
 

@@ -63,8 +63,8 @@ STEP = {"step": 1, "reward/mean": 0.5, "eval/greedy": 0.25} | {
 
 def test_parts_come_in_order_of_value() -> None:
     assert [part.run for part in gpu.PARTS] == [
-        "floors", "gates", "rollouts", "publishing", "update", "trl", "update", "memory", "learning", "resuming",
-        "embedded",
+        "floors", "gates", "rollouts", "publishing", "update", "trl", "update", "kernels", "memory",
+        "learning", "resuming", "embedded",
     ]  # fmt: skip
 
 
@@ -114,6 +114,28 @@ def test_one_card_cannot_publish_by_a_process_group_and_says_so(
     assert names() == ["tensors", "disk"]
     skipped = json.loads(capsys.readouterr().out)
     assert skipped["way"] == "group" and "one card" in skipped["skipped"]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # as on a CPU
+def test_kernels_are_compared_and_one_that_computes_something_else_fails_the_part(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels = gpu_parts.attention_kernels
+
+    def with_wrong(*shape: Any) -> dict[str, Any]:
+        found = kernels(*shape)
+        return found | {"wrong": lambda *inputs: 2 * found["math"](*inputs)}
+
+    monkeypatch.setattr(gpu_parts, "attention_kernels", with_wrong)
+    monkeypatch.setattr(gpu_parts, "seconds", lambda work: float(work() is not None))
+    with pytest.raises(RuntimeError, match="'kernel': 'wrong', 'tokens': 256, 'row': 64"):
+        gpu_parts.main(["kernels", "--small", "--work", str(tmp_path)])
+    lines = [line for line in read_figures(capsys) if "kernel" in line]
+    apart = {line["kernel"]: line["value"] for line in lines if line["figure"].startswith("apart")}
+    assert max(apart[name] for name in ("ours", "flash", "math")) < 1e-5 and apart["wrong"] > 0.1
+    skipped = {line["kernel"]: line["skipped"] for line in lines if "skipped" in line}
+    assert set(skipped) == {"varlen", "cudnn", "efficient"} and "CPU" in skipped["varlen"]
+    assert {line["row"] for line in lines if line["kernel"] == "math"} == {64, 256}
 
 
 class Runs:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.sharded_policy import ShardedPolicy
-from trainer.engine.base import Adapters, BucketedWeights
+from trainer.engine.base import Adapters, BucketedWeights, plan_buckets
 
 NamedTensor = tuple[str, Tensor]
 
@@ -80,16 +80,3 @@ class GatheredBuckets:
 
     def __getitem__(self, index: int) -> list[NamedTensor]:
         return self._weights.gather(self._plan[index])
-
-
-def plan_buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Names in buckets of at most `most` bytes, or of one tensor."""
-    plan: list[list[str]] = [[]]
-    filled = 0
-    for name, size in sizes.items():
-        if plan[-1] and filled + size > most:
-            plan.append([])
-            filled = 0
-        plan[-1].append(name)
-        filled += size
-    return plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
@@ -163,6 +163,23 @@ class BucketedWeights(PolicyWeights):
     def keep(self) -> None:
         """Has all processes keep these weights, whatever is trained after that."""
         ...
+
+
+def plan_buckets(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Names in buckets of at most `most` bytes, or of one tensor. A module's weights stay together if they fit: servers
+    stack q, k and v, and SGLang up to 0.5.21 quantises a stack wrongly of which only a part comes."""
+    plan: list[list[str]] = [[]]
+    filled = 0
+    for _, group in groupby(sizes, lambda name: name.rsplit(".", 2)[0]):
+        names = list(group)
+        for place, name in enumerate(names):
+            needed = sizes[name] if place else sum(sizes[other] for other in names)
+            if plan[-1] and filled + needed > most:
+                plan.append([])
+                filled = 0
+            plan[-1].append(name)
+            filled += sizes[name]
+    return plan
 
 
 NOT_FINITE = "logits are not finite"

@@ -111,7 +111,7 @@ async def test_answer_with_other_ids_is_an_error(changed: dict[str, object], pro
     [
         (Fake("0.5.16"), r"0\.5\.16 at .* is too old: use one of 0\.5\.17 to 0\.5\.23"),
         (Fake(info={"dp_size": 2}), "start a server for each replica"),
-        (Fake(info={"disaggregation_mode": "decode"}), "only does decode"),
+        (Fake(info={"disaggregation_mode": "decode"}), "only does decode, and mixes .* use servers that do both"),
         (Fake(info={"speculative_accept_threshold_acc": 0.0}), "would not have sampled"),
         (Fake(info={"speculative_algorithm": "NGRAM"}, greedy=True), "NGRAM takes the likeliest id"),
     ],

@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.trainer.engine_sglang.engine_harness import opened, serving, start_turn
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.waiting import wait_until
-from trainer.engine.base import EngineError, Sampling
+from trainer.engine.base import EngineError, Sampling, plan_buckets
 from trainer.engine.host_copies import ALIGNMENT, HostCopies
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
@@ -239,6 +239,16 @@ async def test_draft_model_is_left_as_it_is_and_what_it_proposes_is_counted(tmp_
     async with serving(fake) as urls, SGLangEngine(urls, DiskSync(tmp_path)) as engine:
         with pytest.raises(EngineError, match="into its draft model, too: use `serving"):
             await engine.publish(new, 2)
+
+
+def test_weights_that_servers_stack_are_not_cut_apart() -> None:
+    sizes = {"model.embed.weight": 5, "lm_head.weight": 9} | {
+        f"model.layers.{layer}.attn.{name}": size
+        for layer, size in enumerate((1, 3))
+        for name in ("q.weight", "q.bias", "k.weight", "o.weight")
+    }
+    buckets = [[sizes[name] for name in bucket] for bucket in plan_buckets(sizes, 8)]
+    assert buckets == [[5], [9], [1, 1, 1, 1], [3, 3], [3, 3]], "more than a bucket can hold starts one"
 
 
 async def test_whole_weights_are_published_to_a_quantised_server_only_if_it_quantises_them() -> None:

@@ -92,7 +92,7 @@ async def test_turns_of_a_lost_server_are_requested_from_the_router_again(monkey
     [
         ((), {}, "has no servers: start it with --worker-urls"),
         (("grpc://a:1",), {}, "served over gRPC, not HTTP"),
-        (("http://a:1",), {"worker_type": "prefill"}, "is a prefill server only"),
+        (("http://a:1",), {"worker_type": "prefill"}, "only does prefill, and mixes .* use servers that do both"),
         (("http://a:1@0",), {}, "is a part of a server"),
     ],
 )

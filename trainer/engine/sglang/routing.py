@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.http_client import RequestRefused, SGLangClient
+from trainer.engine.sglang.server_features import describe_half
 
 
 async def router_backends(client: SGLangClient) -> tuple[str, ...]:
@@ -33,11 +34,11 @@ def _backend_url(client: SGLangClient, worker: Mapping[str, Any]) -> str:
     if not url.startswith(("http://", "https://")):
         problem = "is served over gRPC, not HTTP; start it without --grpc-mode"
     elif worker.get("worker_type", "regular") != "regular":
-        problem = f"is a {worker['worker_type']} server only; use servers that do both prefill and decode"
+        problem = describe_half(worker["worker_type"])
     elif "@" in url:
         problem = "is a part of a server; start the router without --dp-aware, and a server for each replica"
     if problem:
-        raise EngineError(f"weights cannot be sent to {url} behind the router at {client.url}: it {problem}")
+        raise EngineError(f"{url} behind the router at {client.url} cannot be used: it {problem}")
     return url
 
 

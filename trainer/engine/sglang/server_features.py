@@ -10,6 +10,7 @@ from typing import Any
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.http_client import RequestRefused, ServerUnavailable, SGLangClient
 from trainer.engine.sglang.server_process import VISION_CACHE_VARIABLE, ServerProcess, server_environment
+from trainer.engine.sglang.weight_sync.load_changes import LOADER
 
 OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
 """The first is what an offline bundle for torch 2.11 has."""
@@ -55,6 +56,8 @@ class ServerFeatures:
     """The largest rank of LoRA adapters that it takes; 0 if it takes none."""
     lora_modules: frozenset[str] = frozenset()
     """The layers that adapters may have, or `all`."""
+    loads_changes: bool = False
+    """It was started with our loader of changed values."""
     tells_experts: bool = False
     """It returns the experts that tokens were sent to."""
     vision_cache_off: bool = False
@@ -136,6 +139,7 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
         version_spans=all(sample.get("weight_versions") for sample in samples),
         lora_rank=int(info.get("max_lora_rank") or 0) * bool(info.get("enable_lora")),
         lora_modules=frozenset(map(str, info.get("lora_target_modules") or ())),
+        loads_changes=LOADER in (info.get("custom_weight_loader") or ()),
         tells_experts=bool(info.get("enable_return_routed_experts")),
         speculation=speculation,
         quantization="" if info.get("load_format") == REQUANTIZES else str(info.get("quantization") or ""),
@@ -154,10 +158,16 @@ def _find_inexact(info: Mapping[str, Any]) -> Iterator[str]:
             yield f"tells wrong experts with {name}: start it without that, or without --enable-return-routed-experts"
     half = info.get("disaggregation_mode") or "null"
     if half != "null":
-        yield f"only does {half} (--disaggregation-mode), but turns go to each server: use servers that do both"
+        yield f"{describe_half(half)} (without --disaggregation-mode)"
     if any(info.get(name) is not None and float(info[name]) < 1 for name in THRESHOLDS):
         flag = "--speculative-accept-threshold-single or -acc"
         yield f"accepts ids that the policy would not have sampled: leave {flag} at 1"
+
+
+def describe_half(role: str) -> str:
+    """Why a server that does only `prefill`, or only `decode`, cannot be used. Pausing to publish leaves a prompt that
+    it has partly read as it is (SGLang 0.5.17 to 0.5.23), and its end is then read by the new weights."""
+    return f"only does {role}, and mixes weights in turns under way when others are published: use servers that do both"
 
 
 async def _server_info(client: SGLangClient) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The caller pauses the servers before and verifies them after.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ import anyio
 import torch
 from torch import Tensor
 
-from trainer.engine.base import BucketedWeights, Buckets, EngineError
+from trainer.engine.base import BucketedWeights, Buckets, EngineError, plan_buckets
 from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, RequestRefused, SGLangClient
 from trainer.engine.sglang.server_features import BEGIN_UPDATE, END_UPDATE, ServerFeatures
 
@@ -33,13 +33,30 @@ class SyncTarget:
     features: ServerFeatures
 
 
+@dataclass(frozen=True, slots=True)
+class BaseWeights:
+    """Weights that servers may have, so that they need changes of them alone."""
+
+    version: int
+    tensors: Mapping[str, Tensor]
+
+
+NO_BASE = BaseWeights(-1, {})
+
+
 class WeightSync(Protocol):
     """Sends weights to servers."""
 
     name: str
 
     async def send(
-        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+        self,
+        targets: Sequence[SyncTarget],
+        weights: Mapping[str, Tensor],
+        version: int,
+        flush: bool,
+        base: BaseWeights = NO_BASE,
+        /,
     ) -> int:
         """Sends weights to paused servers; returns the bytes that each of them got. Raises ServerUnavailable for lost
         servers, another EngineError for what must end the run."""
@@ -123,7 +140,9 @@ def split_into_buckets(weights: Mapping[str, Tensor], most: int, targets: Sequen
     if isinstance(weights, BucketedWeights):
         parts = weights.buckets(most)
     else:
-        parts = list(buckets(untied_tensors(weights), most))
+        tensors = dict(untied_tensors(weights))
+        plan = plan_buckets({name: tensor.nbytes for name, tensor in tensors.items()}, most)
+        parts = [[(name, tensors[name]) for name in names] for names in plan]
     dtypes = {find_dtype(target.features.dtype) for target in targets}
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     return parts if dtype is None else RoundedBuckets(parts, dtype)
@@ -152,16 +171,3 @@ def find_dtype(name: str) -> torch.dtype | None:
     """The dtype of that name in a server's options; None for `auto`, which depends on its model."""
     dtype = getattr(torch, name, None)
     return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
-
-
-def buckets(weights: Iterable[NamedTensor], most: int) -> Iterator[list[NamedTensor]]:
-    """Splits weights into buckets of at most `most` bytes, or of one tensor."""
-    bucket: list[NamedTensor] = []
-    size = 0
-    for name, tensor in weights:
-        if bucket and size + tensor.nbytes > most:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-    yield bucket
