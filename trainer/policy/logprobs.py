@@ -106,7 +106,11 @@ class VisionInputs:
         inputs = {"input_ids": torch.where(is_image_L, self._family.image_id, ids_L)[None]}
         if images:
             pixels, grids = self._stack_pixels(images)
-            inputs |= {"pixel_values": pixels, "image_grid_thw": grids, "mm_token_type_ids": is_image_L[None].int()}
+            inputs |= {
+                "pixel_values": pixels,
+                "image_grid_thw": grids.to(pixels.device),
+                "mm_token_type_ids": is_image_L[None].int(),
+            }
         return inputs
 
     def _compute_positions(self, ids_T: Tensor, sequence_T: Tensor) -> Tensor:
@@ -123,7 +127,7 @@ class VisionInputs:
     def _stack_pixels(self, images: Sequence[PreparedImage]) -> tuple[Tensor, Tensor]:
         device = device_of(self._model)
         pixels = torch.cat([image.pixels for image in images]).to(device, self._model.dtype)
-        return pixels, torch.tensor([image.grid for image in images], device=device)
+        return pixels, torch.tensor([image.grid for image in images])
 
 
 log = logging.getLogger(__name__)

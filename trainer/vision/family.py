@@ -60,7 +60,7 @@ class VisionFamily(Protocol):
         ...
 
     def encode(self, encoder: nn.Module, pixels: Tensor, grids: Tensor) -> ImageFeatures:
-        """Runs the vision encoder."""
+        """Runs the vision encoder; `grids` are in the host's memory."""
         ...
 
 

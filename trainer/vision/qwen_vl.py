@@ -62,7 +62,25 @@ class Qwen2VL:
         return torch.cat([*parts, torch.arange(position, position + count - covered).expand(3, -1)], dim=1)
 
     def encode(self, encoder: nn.Module, pixels: Tensor, grids: Tensor) -> ImageFeatures:
-        return ImageFeatures(encoder(pixels, grid_thw=grids).pooler_output)
+        return ImageFeatures(self._run_encoder(encoder, pixels, grids).pooler_output)
+
+    def _run_encoder(self, encoder: nn.Module, pixels: Tensor, grids: Tensor) -> Any:
+        """Runs the encoder with what it makes of the sizes: it would read them from the device for that."""
+        try:
+            made = {"grid_thw": grids, **self._prepare_sizes(encoder, grids)}
+        except ImportError:  # Earlier releases of transformers take nothing but the sizes.
+            made = {"grid_thw": grids}
+        # Lengths of sequences stay in the host's memory, where attention splits its inputs by them.
+        for name in made.keys() - {"cu_seqlens", "cu_window_seqlens"}:
+            made[name] = made[name].to(pixels.device, non_blocking=True)
+        return encoder(pixels, **made)
+
+    def _prepare_sizes(self, encoder: Any, grids: Tensor) -> dict[str, Tensor]:
+        """What the encoder makes of the images' sizes."""
+        from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
+
+        positions = get_vision_position_ids(grids, self._merge)
+        return {"position_ids": positions, "cu_seqlens": get_vision_cu_seqlens(grids)}
 
 
 def _read_ids(config: Mapping[str, Any], *names: str) -> tuple[int, ...]:
@@ -74,6 +92,12 @@ class Qwen25VL(Qwen2VL):
 
     image_layout = "in_tool_message"
 
+    def _prepare_sizes(self, encoder: Any, grids: Tensor) -> dict[str, Tensor]:
+        from transformers.vision_utils import get_vision_window_index
+
+        index, lengths = get_vision_window_index(grids, self._merge, encoder.window_size, encoder.patch_size)
+        return {**super()._prepare_sizes(encoder, grids), "window_index": index, "cu_window_seqlens": lengths}
+
 
 class Qwen3VL(Qwen2VL):
     """Qwen3-VL: adds DeepStack features after the first layers."""
@@ -82,5 +106,14 @@ class Qwen3VL(Qwen2VL):
     builtin_template = None
 
     def encode(self, encoder: nn.Module, pixels: Tensor, grids: Tensor) -> ImageFeatures:
-        output = encoder(pixels, grid_thw=grids)
+        output = self._run_encoder(encoder, pixels, grids)
         return ImageFeatures(output.pooler_output, tuple(output.deepstack_features))
+
+    def _prepare_sizes(self, encoder: Any, grids: Tensor) -> dict[str, Tensor]:
+        from transformers.vision_utils import get_vision_interpolation_indices_and_weights
+
+        mode, corners = encoder.interpolation_mode, encoder.interpolation_align_corners
+        indices, weights = get_vision_interpolation_indices_and_weights(
+            grids, encoder.num_grid_per_side, mode, corners, self._merge
+        )
+        return {**super()._prepare_sizes(encoder, grids), "interp_indices": indices, "interp_weights": weights}

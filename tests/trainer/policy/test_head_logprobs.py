@@ -83,8 +83,8 @@ def test_no_more_logits_are_in_memory_than_the_chunk_allows(monkeypatch: pytest.
 def test_compiled_steps_give_the_same_in_few_operations_and_are_compiled_once_for_all_sizes() -> None:
     torch._dynamo.reset()
     compiled, graphs, before = compile_steps(), list[int](), counters["stats"]["unique_graphs"]
-    # Tokens, states and the width of a slice differ, or are equal; the last slice of 23 ids is narrower.
-    for states, tokens, vocabulary in ((5, 6, 23), (11, 4, 50), (9, 9, 40), (8, 16, 16)):
+    # Tokens and states are as many, and later others; the last slice of 23 ids is narrower.
+    for states, tokens, vocabulary in ((9, 9, 40), (5, 6, 23), (11, 4, 50), (8, 16, 16)):
         for chunk, bonus in ((2, 0.0), (2, 0.3), (states, 0.3)):
             generator = torch.Generator().manual_seed(states)
             index_K = torch.randint(states, (tokens,), generator=generator).sort().values

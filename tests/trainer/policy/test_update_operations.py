@@ -59,7 +59,7 @@ def test_step_reads_as_often_however_many_micro_batches_it_has(
 
 @pytest.mark.parametrize("tokens", [64, 10_000], ids=["many micro-batches", "one micro-batch"])
 async def test_images_are_placed_without_a_read(tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # But for the vision encoder of transformers, which reads the images' sizes in each pass.
+    # But for the vision encoder, whose reads in the host's memory would count here.
     def encode(_: object, __: object, pixels: torch.Tensor, ___: object) -> ImageFeatures:
         return ImageFeatures(pixels.new_ones(len(pixels) // 4, 32))
 

@@ -131,6 +131,20 @@ async def test_vision_encoder_trains_if_configured(
         assert all(torch.equal(value, whole[name]) for name, value in policy.weights.items())
 
 
+def test_encoder_computes_what_it_always_does_without_reading_from_the_device(kind: Path) -> None:
+    policy = policy_of(kind)
+    assert policy.image_processor is not None
+    shown = [policy.image_processor.prepare(picture(1, *sides)) for sides in ((64, 64), (24, 40))]
+    pixels, grids = torch.cat([image.pixels for image in shown]), torch.tensor([image.grid for image in shown])
+    family = policy.image_processor.family
+    encoder: Any = policy.model.get_submodule(family.vision_module)
+    features, plain = family.encode(encoder, pixels, grids), encoder(pixels, grid_thw=grids)
+    assert torch.equal(features.features_FD, plain.pooler_output)
+    others = getattr(plain, "deepstack_features", ())
+    assert all(torch.equal(*pair) for pair in zip(features.deepstack, others, strict=True))
+    family.encode(encoder.to("meta"), pixels.to("meta"), grids)  # Nothing can be read from there.
+
+
 def test_memory_plan_estimates_image_activations(kind: Path) -> None:
     policy = policy_of(kind)
     assert policy.image_processor is not None

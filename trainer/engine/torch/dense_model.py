@@ -299,8 +299,7 @@ class DenseVisionModel(DenseModel):
         if image.digest not in self._features:
             device = self.shape.device
             pixels = image.pixels.to(device, self.shape.dtype)
-            grid = torch.tensor([image.grid], device=device)
-            self._features[image.digest] = self._family.encode(self._encoder, pixels, grid)
+            self._features[image.digest] = self._family.encode(self._encoder, pixels, torch.tensor([image.grid]))
         self._features.move_to_end(image.digest)
         while len(self._features) > 1 and sum(map(_nbytes, self._features.values())) > FEATURE_CACHE_BYTES:
             self._features.popitem(last=False)
