@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from bench.expert_replay import Size, measure_replay
@@ -17,10 +18,15 @@ from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, wa
 from tests.trainer.policy.tiny_policies import pack_sequences
 from trainer.algorithms.settings import ReferenceSettings
 from trainer.engine.base import Sampling
+from trainer.engine.sglang import server_process
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.weight_sync.base import RoundedBuckets, untied_tensors
+from trainer.engine.sglang.weight_sync.load_changes import LOADER
+from trainer.engine.sglang.weight_sync.verify import make_probes, server_logprobs
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.reference import ServedReference
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6}, {"top_p": 0.8, "top_k": 20, "temperature": 1.3}])
@@ -82,6 +88,25 @@ async def test_bfloat16_server_is_sent_what_it_would_have_rounded(
         await engine.publish(policy.state_dict(), 1)
         assert engine.published_bytes == sum(value.nbytes for value in sent)
         assert engine.agreement.max_difference == difference > AGREE
+
+
+async def test_split_server_computes_with_changed_values_as_with_whole_weights(
+    model: Path, policy: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, (probe,) = server_process.server_environment(), make_probes(None)
+    monkeypatch.setattr(server_process, "server_environment", lambda: {**environment, "PYTHONPATH": str(ROOT)})
+    extra = ("--dtype", "bfloat16", "--tp", "2", "--custom-weight-loader", LOADER)
+    async with started(model, tmp_path, replace(OPTIONS, extra=extra)) as server:
+        async with opened(server, policy=policy) as engine:
+            whole, before = engine.published_bytes, await server_logprobs(engine.replicas[0].client, probe)
+            with torch.no_grad():
+                for weight in policy.parameters():
+                    weight.view(-1)[::50] += 0.1
+            await engine.publish(policy.state_dict(), 1)
+            assert 0 < engine.published_bytes < whole / 10
+            changed = await server_logprobs(engine.replicas[0].client, probe)
+        async with opened(server, policy=policy, way=way_of("disk", model)) as engine:
+            assert await server_logprobs(engine.replicas[0].client, probe) == changed != before
 
 
 async def test_most_likely_tokens_of_a_served_teacher_are_the_models(

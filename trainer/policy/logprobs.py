@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from gateway.types import Image
 from trainer.algorithms.packing import TopLogprobs, move_tensor
 from trainer.model import device_of
-from trainer.policy.head_logprobs import compute_head_logprobs, find_top_logprobs
+from trainer.policy.head_logprobs import PLAIN, compute_head_logprobs, find_top_logprobs
 from trainer.policy.prefix_forest import (
     ATTENTION_NAME,
     CONTEXT,
@@ -252,6 +252,8 @@ class LogprobReader:
         image_processor: ImageProcessor | None = None,
     ) -> None:
         self.model, self.chunk, self.dtype, self._image_processor = model, chunk, dtype, image_processor
+        self.head_steps = PLAIN
+        """How logits of the head are worked on."""
         self._language_model = language_model_of(model)
         self._router_replay: RouterReplay | None = None
         self._context: ContextGroup | None = getattr(model, CONTEXT, None)
@@ -441,7 +443,7 @@ class LogprobReader:
         head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         states_ND = embedding(plan.node_N, hidden.states_UD)
         index_K, ids_K = _add_others(plan.token_K, plan.index_K, plan.ids_K, others_TK)
-        part = compute_head_logprobs(head, states_ND, index_K, ids_K, temperature, self.chunk)
+        part = compute_head_logprobs(head, states_ND, index_K, ids_K, temperature, self.chunk, self.head_steps)
         return _scatter(plan.token_K, [part], sequence_T)
 
     def _compute_separately(self, tokens: PackedTokens, others_TK: Tensor | None = None) -> Logprobs:

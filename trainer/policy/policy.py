@@ -21,6 +21,7 @@ from trainer.algorithms.packing import TopLogprobs
 from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
+from trainer.policy.head_logprobs import compile_steps
 from trainer.policy.logprobs import LogprobReader, Logprobs, PackedTokens, PassPlan, Reference, decoder_layers_of
 from trainer.policy.master_weights import MasterWeights, compute_dtype
 from trainer.policy.optimizers import (
@@ -101,7 +102,7 @@ class Policy:
         return Critic(copy.deepcopy(self.model), settings, self.settings, dtype, self.image_processor)
 
     def _compile_layers(self) -> None:
-        """Compiles decoder layers, once for all lengths."""
+        """Compiles decoder layers and what is done with logits, once for all lengths."""
         if self.ranks.size > 1:
             raise PolicyError("`update.compile` works in one process", "leave it off with `--ranks`")
         layers = decoder_layers_of(self.model)
@@ -110,6 +111,7 @@ class Policy:
             raise PolicyError(f"{kind} models have no list of decoder layers to compile", "leave `update.compile` off")
         for layer in layers:
             layer.compile(dynamic=True)
+        self.logprob_reader.head_steps = compile_steps()
 
     def _select_trained_weights(self) -> None:
         select_trained_weights(self.model, self.settings, self.image_processor)

@@ -82,8 +82,8 @@ class UpdateSettings(FrozenModel):
     """Recomputes activations in the backward pass, which is slower but saves much memory; `feed_forward`: only those of
     feed-forward parts, most of a layer's, and keeps those of attention."""
     compile: bool = False
-    """Compiles decoder layers with `torch.compile` in the first step, which takes a minute or more and makes the others
-    faster on a GPU; unmeasured. In one process, without `gradient_checkpointing: true`."""
+    """Compiles decoder layers, and the work on logits, with `torch.compile` in the first step, which takes a minute or
+    more and makes the others faster on a GPU; unmeasured. In one process, without `gradient_checkpointing: true`."""
     logits_chunk: PositiveInt = 1024
     """As many logits are in memory at once as this many tokens have, which bounds the memory for a large vocabulary."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -24,6 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.types import Image
+from trainer.engine.sglang.weight_sync.load_changes import LOADER, load_changes
 
 VOCABULARY = 40
 NAME = "follows.weight"
@@ -119,6 +121,9 @@ class Fake:
     """By path, how often something was looked up."""
     hung: bool = False
     """It takes what is asked, and says nothing."""
+    loading_model: SimpleNamespace = field(default_factory=SimpleNamespace)
+    """Stands for the model that our loader of changes is given."""
+    dies_of_loader: bool = False
     chance: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     @property
@@ -133,7 +138,7 @@ class Fake:
 
     def start_anew(self) -> None:
         """On what it was started on."""
-        self.fails, self.cached, self.adapters = {}, {}, {}
+        self.fails, self.cached, self.adapters, self.loading_model = {}, {}, {}, SimpleNamespace()
         self.weights, self.version = weights(0), "default"
 
     def app(self) -> Starlette:
@@ -320,6 +325,14 @@ class Fake:
         if self.spans and not self.updating:
             return {"success": False, "message": "must run between begin_weight_update() and end_weight_update()"}
         given = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
+        if body["load_format"] == LOADER:
+            if self.dies_of_loader:
+                self.break_down()
+                raise ImportError(LOADER)
+            loaded: dict[str, torch.Tensor] = {}
+            self.loading_model.load_weights = loaded.update
+            load_changes(self.loading_model, given)
+            return self._took({name: tensor.clone() for name, tensor in loaded.items()}, body)
         flat = given["flattened_tensor"]
         named = {
             meta.name: flat[meta.start_idx : meta.end_idx].view(meta.dtype).reshape(meta.shape)

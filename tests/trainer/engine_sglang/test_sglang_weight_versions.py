@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
 import torch
 from anyio.lowlevel import checkpoint
-from torch import Tensor
 
 from tests.trainer.engine_sglang.engine_harness import opened, serving, start_turn
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
@@ -18,7 +17,6 @@ from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang import replica as replicas
 from trainer.engine.sglang.http_client import ConnectionBroken
 from trainer.engine.sglang.sglang_engine import SGLangEngine
-from trainer.engine.sglang.weight_sync.base import SyncTarget
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 
 
@@ -54,10 +52,8 @@ class Slow(TensorSync):
         super().__init__()
         self.sent, self.go = anyio.Event(), anyio.Event()
 
-    async def send(
-        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
-    ) -> None:
-        await super().send(targets, weights, version, flush)
+    async def send(self, *arguments: Any) -> None:
+        await super().send(*arguments)
         self.sent.set()
         await self.go.wait()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
-from trainer.policy.head_logprobs import compute_head_logprobs, find_top_logprobs
+from trainer.policy.head_logprobs import PLAIN, compile_steps, compute_head_logprobs, find_top_logprobs
 
 STATES, WIDTH, VOCABULARY = 5, 8, 23
 INDEX_K = torch.tensor([0, 0, 2, 4, 4, 4])
@@ -73,6 +76,34 @@ def test_no_more_logits_are_in_memory_than_the_chunk_allows(monkeypatch: pytest.
     logprobs_K, _ = compute_head_logprobs(make_head(), make_states(), INDEX_K, IDS_K, 1.0, 2)
     weigh(logprobs_K).backward()  # type: ignore[no-untyped-call]
     assert len(sizes) == 6 and max(sizes) <= 2 * VOCABULARY, "three slices, computed again in the backward pass"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # by torch itself
+def test_compiled_steps_give_the_same_in_few_operations_and_are_compiled_once_for_all_sizes() -> None:
+    torch._dynamo.reset()
+    compiled, graphs, before = compile_steps(), list[int](), counters["stats"]["unique_graphs"]
+    # Tokens, states and the width of a slice differ, or are equal; the last slice of 23 ids is narrower.
+    for states, tokens, vocabulary in ((5, 6, 23), (11, 4, 50), (9, 9, 40), (8, 16, 16)):
+        for chunk, bonus in ((2, 0.0), (2, 0.3), (states, 0.3)):
+            generator = torch.Generator().manual_seed(states)
+            index_K = torch.randint(states, (tokens,), generator=generator).sort().values
+            ids_K, results, operations = torch.randint(vocabulary, (tokens,), generator=generator), [], []
+            for steps in (PLAIN, compiled):
+                torch.manual_seed(0)
+                head = nn.Linear(WIDTH, vocabulary, bias=bool(bonus))
+                states_ND = torch.randn(states, WIDTH, requires_grad=True)
+                with torch.profiler.profile() as profile:
+                    values_K, entropy_K = compute_head_logprobs(head, states_ND, index_K, ids_K, 0.6, chunk, steps)
+                    loss = weigh(values_K) + bonus * weigh(entropy_K) if bonus else weigh(values_K)
+                    gradients = torch.autograd.grad(loss, [states_ND, *head.parameters()])
+                results.append([values_K, entropy_K, *gradients])
+                operations.append(sum(event.count for event in profile.key_averages() if "aten::" in event.key))
+            for first, second in zip(*results, strict=True):
+                assert torch.allclose(first, second, atol=1e-6)
+            assert not graphs or operations[1] < 0.7 * operations[0], operations
+        graphs.append(counters["stats"]["unique_graphs"] - before)
+    assert graphs == [5] * 4, "with and without kept probabilities, and slices without an entropy's gradient"
 
 
 def test_logits_of_any_size_give_finite_gradients() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any
 
 import pytest
@@ -76,13 +76,14 @@ def test_chunks_and_checkpointing_do_not_change_the_gradient() -> None:
 def test_compiled_layers_give_the_same_gradients_and_are_compiled_once_for_all_lengths(
     checkpointing: Checkpointing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graphs: list[object] = []
+    graphs: list[Any] = []
 
     def count(graph: Any, _: Any) -> Any:  # A compiler that changes nothing: that of torch takes minutes on a CPU.
         graphs.append(graph)
         return graph.forward
 
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=count))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
     compiled, plain = (
         Policy(tiny_model(), UpdateSettings(compile=value, gradient_checkpointing=value and checkpointing))
         for value in (True, False)
@@ -94,6 +95,7 @@ def test_compiled_layers_give_the_same_gradients_and_are_compiled_once_for_all_l
         counts.append(len(graphs))
         assert torch.allclose(model_gradient(compiled.model), model_gradient(plain.model), atol=1e-5)
     assert 0 < counts[1] == counts[-1], counts
+    assert any("amax" in graph.code for graph in graphs), "the work on logits, too"
 
 
 def gpt2() -> PreTrainedModel:

@@ -101,7 +101,8 @@ class Publisher:
             await self._for_each_up(lambda replica: resume_memory(replica, WEIGHTS_TAG))
             # Retracted turns keep the name of their cache, which must not hold entries of earlier weights.
             flush = self._mode == "retract"
-            self.published_bytes = await self._weight_sync.send(targets, weights, version, flush)
+            base = self.published.base
+            self.published_bytes = await self._weight_sync.send(targets, weights, version, flush, base)
             await self._for_each_up(lambda replica: resume_memory(replica, CACHE_TAG))
 
     async def restore(self, replica: Replica) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.http_client import RequestRefused, ServerUnavailable, SGLangClient
 from trainer.engine.sglang.server_process import VISION_CACHE_VARIABLE, ServerProcess, server_environment
+from trainer.engine.sglang.weight_sync.load_changes import LOADER
 
 OLDEST, NEWEST = (0, 5, 17), (0, 5, 23)
 """The first is what an offline bundle for torch 2.11 has."""
@@ -55,6 +56,8 @@ class ServerFeatures:
     """The largest rank of LoRA adapters that it takes; 0 if it takes none."""
     lora_modules: frozenset[str] = frozenset()
     """The layers that adapters may have, or `all`."""
+    loads_changes: bool = False
+    """It was started with our loader of changed values."""
     tells_experts: bool = False
     """It returns the experts that tokens were sent to."""
     vision_cache_off: bool = False
@@ -136,6 +139,7 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
         version_spans=all(sample.get("weight_versions") for sample in samples),
         lora_rank=int(info.get("max_lora_rank") or 0) * bool(info.get("enable_lora")),
         lora_modules=frozenset(map(str, info.get("lora_target_modules") or ())),
+        loads_changes=LOADER in (info.get("custom_weight_loader") or ()),
         tells_experts=bool(info.get("enable_return_routed_experts")),
         speculation=speculation,
         quantization="" if info.get("load_format") == REQUANTIZES else str(info.get("quantization") or ""),

@@ -33,13 +33,30 @@ class SyncTarget:
     features: ServerFeatures
 
 
+@dataclass(frozen=True, slots=True)
+class BaseWeights:
+    """Weights that servers may have, so that they need changes of them alone."""
+
+    version: int
+    tensors: Mapping[str, Tensor]
+
+
+NO_BASE = BaseWeights(-1, {})
+
+
 class WeightSync(Protocol):
     """Sends weights to servers."""
 
     name: str
 
     async def send(
-        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+        self,
+        targets: Sequence[SyncTarget],
+        weights: Mapping[str, Tensor],
+        version: int,
+        flush: bool,
+        base: BaseWeights = NO_BASE,
+        /,
     ) -> int:
         """Sends weights to paused servers; returns the bytes that each of them got. Raises ServerUnavailable for lost
         servers, another EngineError for what must end the run."""

@@ -46,7 +46,7 @@ class DiskSync:
         """The folder of the last publish, if ranks of a server may still read it."""
 
     async def send(
-        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool, *_: object
     ) -> int:
         if selector(targets):
             raise EngineError(

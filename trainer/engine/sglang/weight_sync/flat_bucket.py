@@ -22,6 +22,7 @@ class FlatBucket:
     data: Tensor
     parts: Sequence[SimpleNamespace]
     """Name, shape, dtype and place of each tensor."""
+    load_format = LOAD_FORMAT
 
     @property
     def is_on_gpu(self) -> bool:

@@ -53,7 +53,7 @@ class ProcessGroupSync:
         """Where the trainer's weights were, if ever on a GPU: copies of them are sent from there, too."""
 
     async def send(
-        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool, *_: object
     ) -> int:
         size, parts = 0, split_into_buckets(weights, BUCKET, targets)
         part = await to_thread.run_sync(parts.__getitem__, 0)

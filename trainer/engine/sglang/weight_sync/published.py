@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.engine.base import Adapters, Agreement, BucketedWeights, EngineError
 from trainer.engine.host_copies import HostCopies
 from trainer.engine.sglang.replica import Replica, WeightsName
-from trainer.engine.sglang.weight_sync.base import untied_tensors
+from trainer.engine.sglang.weight_sync.base import NO_BASE, BaseWeights, untied_tensors
 from trainer.engine.sglang.weight_sync.verify import (
     TrainerReference,
     check_agreement,
@@ -32,6 +32,8 @@ class PublishedWeights:
         self.version = UNPUBLISHED
         self.weights: Mapping[str, Tensor] = {}
         self._copies = HostCopies()
+        self.base = NO_BASE
+        """The weights, if changes can be found from them."""
         self.adapter = ""
         """The name of the adapters, if these were published alone."""
         self.agreement: Agreement | None = None
@@ -76,6 +78,7 @@ class PublishedWeights:
 
     async def keep(self, weights: Mapping[str, Tensor]) -> None:
         """Copies the announced weights, which nobody changes meanwhile."""
+        self.base = NO_BASE
         if isinstance(weights, Adapters):
             await to_thread.run_sync(self._copies.take, weights.items())
             self.weights = Adapters(weights.shape, self._copies)
@@ -85,6 +88,7 @@ class PublishedWeights:
         else:
             await to_thread.run_sync(self._copies.take, untied_tensors(weights))
             self.weights = self._copies
+            self.base = BaseWeights(self.version, self._copies)
 
     async def verify(self, replica: Replica) -> None:
         """Raises EngineError if a server reports another version, or has other weights or adapters."""
