@@ -224,13 +224,13 @@ def measure_slowness() -> float:
     return min(MOST_SLOWNESS, median(add() for _ in range(10)) / REFERENCE_S)
 
 
-def run_command(args: Sequence[str], cache: Path) -> tuple[str, float]:
+def run_command(args: Sequence[str], cache: Path, *, cwd: Path = ROOT, threads: int = 1) -> tuple[str, float]:
     """Runs `mtrl-train`; returns its output and the CPU seconds of the process and its descendants."""
     before = getrusage(RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "trainer.cli", *args]
-    changes = {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    env = os.environ | changes
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    changes = {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    env = os.environ | changes | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
     after = getrusage(RUSAGE_CHILDREN)
     if done.returncode != 0:
         output = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -90,6 +90,14 @@ class Bench:
     file: TextIO
     began: float = field(default_factory=time.monotonic)
     failed: list[str] = field(default_factory=list)
+    start_error: str = ""
+    """Why the server did not start: it is not tried again, which may take minutes."""
+
+    @property
+    def logs(self) -> Path:
+        """Where logs are kept: beside the figures, if those are wanted anywhere."""
+        folder: Path = self.arguments.out or self.work
+        return folder
 
     def tell(self, **line: Any) -> None:
         """Writes a line to the terminal and to the file, and makes sure that it is there."""
@@ -112,6 +120,9 @@ class Bench:
             waiting = [part for part in parts if part.needs_server]
             for part in parts:
                 if part.needs_server:
+                    if self.start_error:
+                        self._fail(part, f"its server did not start: {self.start_error}")
+                        continue
                     if server is None or not server.alive:
                         server = await self._start_server(stack, part)
                     if server is None:
@@ -136,11 +147,12 @@ class Bench:
             extra=tuple(self.arguments.options.split()),
             start_s=max(1.0, min(SMALL_DEADLINE_S if self.arguments.small else START_S, self.left_s)),
         )
-        server = ServerProcess(model, options, log=self.work / "server.log")
+        server = ServerProcess(model, options, log=self.logs / "server.log")
         try:
             await stack.enter_async_context(server)
         except EngineError as error:
-            self._fail(part, str(error))
+            self.start_error = str(error)
+            self._fail(part, self.start_error)
             return None
         self.tell(part="server", figure="ready", value=round(time.monotonic() - began, 1), unit="s")
         return server
@@ -154,7 +166,7 @@ class Bench:
         if self.left_s < (0 if self.arguments.small else part.takes_s):
             return self.tell(part=part.name, skipped=f"the budget of {self.arguments.budget:.0f} s is spent")
         began = time.monotonic()
-        log = self.work / f"{part.name}.log"
+        log = self.logs / f"{part.name}.log"
         with log.open("wb") as errors:
             process = await anyio.open_process(
                 self._command(part, url), stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True
@@ -241,7 +253,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     names = [part.name for part in PARTS]
     options.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
     options.add_argument("--budget", type=float, default=3600.0, metavar="SECONDS", help="for all of it")
-    options.add_argument("--out", type=Path, metavar="DIR", help="folder for gpu.jsonl and gpu.json")
+    options.add_argument("--out", type=Path, metavar="DIR", help="folder for gpu.jsonl, gpu.json and logs")
     options.add_argument("--options", default="", help="further options of sglang.launch_server, for each server")
     options.add_argument("--engine", choices=("sglang", "torch"), help="of the parts that run jobs")
     options.add_argument("--policy", type=Path, metavar="FOLDER", help="the model that learns word problems with tools")

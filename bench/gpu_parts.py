@@ -6,12 +6,14 @@ A part prints each figure as a line of JSON the moment it exists, so that whatev
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import re
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -64,7 +66,7 @@ from trainer.policy.memory_parts import UPDATE  # noqa: E402
 from trainer.policy.memory_plan import plan_memory, total_memory  # noqa: E402
 from trainer.policy.placement import server_reserve  # noqa: E402
 from trainer.policy.policy import Policy  # noqa: E402
-from trainer.policy.settings import UpdateSettings  # noqa: E402
+from trainer.policy.settings import PolicyError, UpdateSettings  # noqa: E402
 from trainer.policy.update import PolicyUpdater  # noqa: E402
 from trainer.storage.run_files import read_run_info  # noqa: E402
 from trainer.train.run_folder import load_run_settings  # noqa: E402
@@ -320,21 +322,22 @@ def measure_update(arguments: argparse.Namespace) -> None:
     shape = SHAPES[arguments.shape]
     matmul = measure_matmul(arguments)
     sizes = (256,) if arguments.small else MICRO_BATCHES
-    for tokens in sizes:
-        _time_updates(arguments.model, shape, tokens, matmul, forest=True)
-    _time_updates(arguments.model, shape, sizes[0], matmul, forest=False)
-    for name in ("cudnn", "flash", "efficient"):
-        with _told_if_it_fails("update", kernel=name):
-            _time_updates(arguments.model, shape, sizes[0], matmul, forest=True, kernel=name)
+    ways = [(tokens, True, "") for tokens in sizes] + [(sizes[0], False, "")]
+    for tokens, forest, kernel in [*ways, *((sizes[0], True, name) for name in ("cudnn", "flash", "efficient"))]:
+        with _told_if_it_fails("update", forest=forest, kernel=kernel, micro_batch=tokens):
+            _time_updates(arguments.model, shape, tokens, matmul, forest, kernel)
 
 
 @contextmanager
 def _told_if_it_fails(figure: str, **labels: Any) -> Iterator[None]:
-    """A kernel that does not take these shapes costs no other's figure."""
+    """A kernel that does not take these shapes, or a size that the card has no memory for, costs no other's figure."""
     try:
         yield
-    except RuntimeError as error:
-        skip(figure, str(error).splitlines()[0][:200], **labels)
+    except (RuntimeError, PolicyError) as error:
+        traceback.print_exc()
+        skip(figure, next(iter(str(error).splitlines()), type(error).__name__)[:200], **labels)
+    gc.collect()  # Of what failed.
+    torch.cuda.empty_cache()
 
 
 def _time_updates(
@@ -385,8 +388,8 @@ def measure_trl(arguments: argparse.Namespace) -> None:
     rows, settings = updater.last_rows, policy.settings
     total = sum(len(row.ids) for row in rows)
     del policy, updater
-    if CUDA:
-        torch.cuda.empty_cache()
+    gc.collect()
+    torch.cuda.empty_cache()
     result = measure_trl_update(arguments.model, rows, shape.siblings, settings, UPDATES + 1)
     tell("TRL", result["version"])
     tell("update", total / median(result["steps_s"][1:]), "tokens/s", by="TRL", shape=shape.name, micro_batch=tokens)
@@ -443,18 +446,28 @@ def write_word_problems(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_memory(arguments: argparse.Namespace) -> None:
     """The most memory in each phase, planned and measured, where a server shares the card in each way; the server fills
     the share that it is given."""
+    failures = []
     for placement in PLACEMENTS if arguments.engine == "sglang" else ("one process",):
-        serving = {"serving": {"placement": placement}} if placement in PLACEMENTS else {}
-        quiet = {"steps": 2, "evaluation": {"every": 0, "after": False}}
-        with read_used_memory() as used:
-            run = run_job(arguments, f"memory-{placement}", job_settings(arguments, **quiet, **serving))
-        planned, steps = plan_phases(run), read_steps(run)
-        for phase, size in planned.items():
-            measured = [step[name] for step in steps if (name := f"machine/peak_gb/{phase}") in step]
-            tell("planned", size / GIB, "GiB", placement=placement, phase=phase)
-            tell("measured", max(measured) * 1e9 / GIB if measured else None, "GiB", placement=placement, phase=phase)
-        tell("memory of the card, most", max(used) / GIB if used else None, "GiB", placement=placement)
-        tell("steps", len(steps), placement=placement)
+        try:
+            _measure_placement(arguments, placement)
+        except RuntimeError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _measure_placement(arguments: argparse.Namespace, placement: str) -> None:
+    serving = {"serving": {"placement": placement}} if placement in PLACEMENTS else {}
+    quiet = {"steps": 2, "evaluation": {"every": 0, "after": False}}
+    with read_used_memory() as used:
+        run = run_job(arguments, f"memory-{placement}", job_settings(arguments, **quiet, **serving))
+    planned, steps = plan_phases(run), read_steps(run)
+    for phase, size in planned.items():
+        measured = [step[name] for step in steps if (name := f"machine/peak_gb/{phase}") in step]
+        tell("planned", size / GIB, "GiB", placement=placement, phase=phase)
+        tell("measured", max(measured) * 1e9 / GIB if measured else None, "GiB", placement=placement, phase=phase)
+    tell("memory of the card, most", max(used) / GIB if used else None, "GiB", placement=placement)
+    tell("steps", len(steps), placement=placement)
 
 
 def plan_phases(run: Path) -> dict[str, int]:

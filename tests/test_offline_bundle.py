@@ -83,7 +83,6 @@ def install(bundle: Path, target: Path, python: Path, **variables: str) -> subpr
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.timeout(900)
 def test_a_bundle_that_came_in_two_transfers_runs_the_default_job_without_a_network(
     bundle: Path, machine: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -92,6 +91,9 @@ def test_a_bundle_that_came_in_two_transfers_runs_the_default_job_without_a_netw
     assert {"mcp", "jsonschema-rs"} <= carried and not carried & {"torch", "triton", "transformers", "numpy"}
     first, target = tmp_path / "first", tmp_path / "target"
     shutil.copytree(bundle, first)
+    manifest = json.loads((first / "manifest.json").read_text())
+    manifest["contents"]["mtrl"]["options"] = ["--attention-backend", "triton"]  # As SGLang's has.
+    (first / "manifest.json").write_text(json.dumps(manifest))
     later = sorted(first.glob("*.tar.xz.*"))[MISSING_PARTS:]
     for part in later:
         part.unlink()
@@ -104,6 +106,7 @@ def test_a_bundle_that_came_in_two_transfers_runs_the_default_job_without_a_netw
     told = install(first, target, machine[0])
     assert told.returncode == 0, told.stdout + told.stderr
     assert re.search(r"mtrl: [2-9]\d\d modules imported", told.stdout), told.stdout
+    assert (target / "mtrl" / "launch_options.txt").read_text() == "--attention-backend triton"
 
     work = tmp_path / "work"
     shutil.copytree(ROOT / "tool_configs", work / "tool_configs")
@@ -178,4 +181,6 @@ def test_what_is_left_out_is_taken_away_and_may_be_absent_in_another_release(
     monkeypatch.setattr(packer, "run_uv", lambda *_: (tmp_path / "kernels").mkdir())
     environment = packer.Environment("sglang", (), (), leave_out=("kernels", "moved/*.a"))
     packer.fill_tree(environment, [], packer.Target(PYTHON, TORCH, "13.0", (), {}), tmp_path)
+    _, sglang = packer.list_environments(True, [])
+    assert "triton" in sglang.options and any("flash" in left_out for left_out in sglang.leave_out)
     assert not (tmp_path / "kernels").exists() and "no moved/*.a to leave out" in capsys.readouterr().out

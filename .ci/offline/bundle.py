@@ -59,6 +59,8 @@ SGLANG_LEAVE_OUT = (
     *("sglang/multimodal_gen/*", "sglang/test/*", "sglang/benchmark/*"),
 )
 """Kernels for other GPUs than Hopper, and for attention other than Triton's: 1.5 GB."""
+SGLANG_OPTIONS = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
+"""For what is left: on Hopper SGLang would choose the first file above, and compile another sampler first."""
 
 
 class BundleError(Exception):
@@ -92,6 +94,8 @@ class Environment:
     imports_on_gpu: tuple[str, ...] = ()
     does_without: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    """With which SGLang starts there, unless others are given."""
 
 
 def read_held(file: Path | None) -> dict[str, str]:
@@ -224,7 +228,8 @@ def list_environments(sglang: bool, further: Sequence[str]) -> list[Environment]
     if sglang:
         imports = ("sglang.srt.entrypoints.http_server", "sglang.srt.models.qwen2", "sglang.srt.models.llama")
         needs = (SGLANG, *SGLANG_ALSO)
-        found.append(Environment("sglang", needs, imports, ("sgl_kernel",), SGLANG_DOES_WITHOUT, SGLANG_LEAVE_OUT))
+        lacks = (SGLANG_DOES_WITHOUT, SGLANG_LEAVE_OUT, SGLANG_OPTIONS)
+        found.append(Environment("sglang", needs, imports, ("sgl_kernel",), *lacks))
     if further:
         names = tuple(canonical(need.partition("==")[0]).replace("-", "_") for need in further)
         found.append(Environment("with", tuple(further), names))
@@ -259,6 +264,7 @@ def make_bundle(arguments: argparse.Namespace) -> None:
                 "parts": parts,
                 "imports": environment.imports,
                 "imports_on_gpu": environment.imports_on_gpu,
+                "options": environment.options,
                 "packages": sorted(pins),
             }
             size = sum(part["bytes"] for part in parts)

@@ -193,6 +193,7 @@ def install(target: Path) -> bool:
         tell(f"{name}: verified")
         if "imports" in content:
             python = make_environment(name, files, target, machine)
+            (target / name / "launch_options.txt").write_text(" ".join(content["options"]))  # Read by `launch.py`.
             tell(f"{name}: unpacked")
             names = content["imports"] + (content["imports_on_gpu"] if has_gpu() else [])
             count = import_everything(python, names, manifest["optional"])

@@ -32,6 +32,7 @@ class ChatHarness(HarnessBase[ChatHarnessConfig] if not TYPE_CHECKING else objec
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
+    SUPPORTS_RESUME = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 

@@ -87,6 +87,21 @@ def test_only_the_named_parts_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     lines = gpu.read_lines(tmp_path / "gpu.jsonl")
     assert [line["part"] for line in lines if "value" in line] == ["floors", "memory"]
     assert lines == json.loads((tmp_path / "gpu.json").read_text())
+    assert (tmp_path / "floors.log").exists(), "logs are beside the figures"
+
+
+async def test_a_server_that_does_not_start_is_started_once(bench: gpu.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = []
+
+    async def start(server: gpu.ServerProcess) -> None:
+        starts.append(server)
+        raise gpu.EngineError("no kernel image")
+
+    monkeypatch.setattr(gpu.ServerProcess, "__aenter__", start)
+    bench.arguments.small = True
+    (quick,) = script_part(monkeypatch, {"quick": FIGURE})
+    await bench.run([gpu.Part(name, name, 0, 30, needs_server=True) for name in ("gates", "rollouts")] + [quick])
+    assert len(starts) == 1 and bench.failed == ["gates", "rollouts"]
 
 
 @pytest.mark.parametrize(

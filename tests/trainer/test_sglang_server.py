@@ -233,6 +233,17 @@ def test_requested_device_is_used() -> None:
         assert launch.on_cpu(words.split()) is expected
 
 
+def test_options_of_an_offline_bundle_come_before_those_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "launch_options.txt").write_text("--attention-backend triton")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(launch.runpy, "run_module", lambda *_, **__: None)
+    launch.main(["--device", "cuda", "--attention-backend", "fa3"])
+    assert sys.argv[1:] == ["--attention-backend", "triton", "--device", "cuda", "--attention-backend", "fa3"]
+
+
 @pytest.mark.parametrize(
     ("words", "cores", "bound"),
     [

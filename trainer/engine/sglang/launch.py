@@ -1,7 +1,7 @@
 """Launches SGLang; without CUDA, it first provides what SGLang's wheel lacks there.
 
 SGLang's own Python runs this file, so it imports nothing of mtrl: `python -P launch.py --model-path FOLDER ...` takes
-the options of `sglang.launch_server`. With CUDA it does nothing else.
+the options of `sglang.launch_server`. With CUDA it only adds the options that an offline bundle needs.
 
 Without CUDA, SGLang can compute everything in PyTorch, but its wheel is built for CUDA and does not start. Four things
 are set up in each of its processes before it is imported; no file of it is changed:
@@ -31,6 +31,7 @@ from functools import wraps
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
@@ -83,9 +84,17 @@ def main(arguments: Sequence[str]) -> None:
             os.environ.setdefault(name, value)
         stand_in()
         arguments = [*OPTIONS, *arguments]
+    else:
+        arguments = [*bundled_options(), *arguments]
     sys.argv = ["sglang.launch_server", *arguments]
     # Processes that it spawns run the file of `__main__` first, which remains this one.
     runpy.run_module("sglang.launch_server", run_name="__main__")
+
+
+def bundled_options() -> list[str]:
+    """The options with which an offline bundle runs without the kernels that were left out of it."""
+    file = Path(sys.prefix) / "launch_options.txt"
+    return file.read_text().split() if file.is_file() else []
 
 
 def bind_cores(arguments: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,178 @@
+"""Tasksets of verifiers, unchanged, learned by SmolLM2: it is shown answers to some tasks, then their job is run.
+
+git clone https://github.com/PrimeIntellect-ai/verifiers
+.environments/verifiers/bin/pip install verifiers/environments/alphabet_sort verifiers/environments/reverse_text
+python bench/tasksets.py                                      # writes bench/results/TASKSET.json; hours of two cores
+python bench/tasksets.py --taskset alphabet-sort --steps 1    # a small part of it; writes nothing without --out
+
+Their data are on the hub. In their place are names that are drawn here, and phrases of Python's manual.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from pydoc_data.topics import topics
+from random import Random
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from bars import describe_environment, run_command  # noqa: E402
+from fetch_model import fetch_model  # noqa: E402
+
+from mtrl_plugins.demo.facts.facts_tasks import CITIES, PEOPLE  # noqa: E402
+from mtrl_plugins.verifiers.plugin import PLUGIN  # noqa: E402
+from trainer.cli.run_file import load_settings  # noqa: E402
+from trainer.storage.run_files import METRICS_FILE, read_metrics  # noqa: E402
+from trainer.train.job import load_tasks  # noqa: E402
+from trainer.train.settings import TrainSettings  # noqa: E402
+
+RESULTS = ROOT / "bench" / "results"
+PYTHON = ROOT / ".environments" / "verifiers" / "bin" / "python"
+ROWS = 3000
+THREADS = os.cpu_count() or 1
+LR = 2e-5
+SFT_LR = 1e-4
+Row = Mapping[str, Any]
+
+
+def draw_names(draw: Random) -> Iterator[Row]:
+    """Lists of names, as of the authors of a paper."""
+    while True:
+        yield {"names": [f"{draw.choice(PEOPLE)} {draw.choice(CITIES)}" for _ in range(18)]}
+
+
+def draw_phrases(draw: Random) -> Iterator[Row]:
+    """Phrases of three to six words."""
+    words = re.findall(r"[a-z]+", " ".join(topics.values()).lower())
+    while True:
+        start, many = draw.randrange(len(words) - 6), draw.randint(3, 6)
+        yield {"prompt": " ".join(words[start : start + many])}
+
+
+def sort_names(columns: Row) -> list[str]:
+    """The right answer to each turn of alphabet-sort."""
+    tags = ["alphabetical_sorted", *["combined_alphabetical_sorted"] * 2]
+    lists = columns["info"]["info"]["ground_truths"]
+    return [f"<{tag}>\n" + "\n".join(names) + f"\n</{tag}>" for tag, names in zip(tags, lists, strict=False)]
+
+
+def reverse_text(columns: Row) -> list[str]:
+    """The right answer of reverse-text."""
+    return [f"<reversed_text>{columns['answer']}</reversed_text>"]
+
+
+@dataclass(frozen=True, slots=True)
+class Taskset:
+    """A taskset; its job has the same name."""
+
+    data: str
+    """Where it looks for its data, which may be a folder."""
+    draw: Callable[[Random], Iterator[Row]]
+    answer: Callable[[Row], list[str]]
+    shown: int
+    """Tasks whose answers the model is shown."""
+    changes: tuple[str, ...]
+    """Of its job, for a model and a machine of this size."""
+
+
+TASKSETS = {
+    "alphabet-sort": Taskset(
+        "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128,
+        ("environment.args={min_turns: 2, max_turns: 2, max_names_per_turn: 2}", "steps=20", "prompts=4", "n=6",
+         "limits.turn_tokens=64"),
+    ),
+    "reverse-text": Taskset(
+        "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 2560, ("limits.turn_tokens=64",)
+    ),
+}  # fmt: skip
+
+
+def write_data(folder: Path, taskset: Taskset, seed: str) -> None:
+    """Data of the taskset, where it finds them in a folder."""
+    file = folder / taskset.data / "train.jsonl"
+    file.parent.mkdir(parents=True)
+    rows = islice(taskset.draw(Random(seed)), ROWS)
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+def write_traces(file: Path, taskset: Taskset, settings: TrainSettings) -> None:
+    """Tasks with their right answers, as chats."""
+    lines = []
+    for task in islice(load_tasks(settings).train[None], taskset.shown):
+        opening = [message for message in task.messages if message["role"] == "system"]
+        info = task.columns["info"]
+        asked = info["info"]["user_turns"] if "info" in info else [info["prompt"]]
+        chat = [*opening]
+        for question, answer in zip(asked, taskset.answer(task.columns), strict=True):
+            chat += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        lines.append(json.dumps({"messages": chat}) + "\n")
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def train_seed(name: str, seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
+    """The rewards of a run's steps, of which each has tasks of its own, after the model was shown other tasks."""
+    taskset = TASKSETS[name]
+    assert PLUGIN.jobs is not None
+    job, model = PLUGIN.jobs / f"{name}.yaml", fetch_model(print)
+    few = [] if steps is None else [f"steps={steps}"]
+    changes = [f"environment.python={PYTHON}", f"seed={seed}", f"update.lr={LR}", "update.micro_batch_tokens=2048",
+               "checkpoint.every=5", *taskset.changes, *few]  # fmt: skip
+    for part in ("sft", "grpo"):
+        write_data(folder / part, taskset, f"{seed}/{part}")
+    shown = folder / "sft" / "traces.jsonl"
+    with chdir(folder / "sft"):
+        write_traces(shown, taskset, load_settings(TrainSettings, job, {}, overrides=[*changes, f"model={model}"]))
+    start, run = folder / "start", folder / "run"
+    teach = [f"update.lr={SFT_LR}", "update.warmup_steps=3", "update.lr_scheduler=linear", "checkpoint.every=1000",
+             "update.micro_batch_tokens=2048", "template.sanity=ignore_strippable"]  # fmt: skip
+    batch = ["--batch", "16", *(["--steps", str(steps)] if steps else [])]
+    _, sft = run_command(
+        ["sft", "--data", str(shown), "--model", str(model), "--out", str(start), *batch, *teach],
+        folder,
+        threads=THREADS,
+    )
+    trained = max((start / "checkpoints").iterdir())
+    given = ["--config", str(job), "--model", str(trained), "--out", str(run), *changes]
+    _, grpo = run_command(given, folder, cwd=folder / "grpo", threads=THREADS)
+    found = [step for step in read_metrics(run / METRICS_FILE) if "reward/mean" in step]
+    return {
+        "seed": seed, "sft_core_s": round(sft, 1), "grpo_core_s": round(grpo, 1),
+        "reward": [round(step["reward/mean"], 4) for step in found],
+        "mismatch_kl": max(step["mismatch/kl"] for step in found),
+    }  # fmt: skip
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--taskset", choices=TASKSETS, nargs="+", default=list(TASKSETS))
+    options.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options.add_argument("--steps", type=int, help="fewer than the job's own")
+    options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
+    args = options.parse_args()
+    out = args.out or (RESULTS if args.steps is None else None)
+    for name in args.taskset:
+        about = describe_environment("shell") | {"job": f"`python bench/tasksets.py --taskset {name}`"}
+        seeds: list[dict[str, Any]] = []
+        for seed in args.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                seeds.append(train_seed(name, seed, args.steps, Path(folder)))
+            print(json.dumps(seeds[-1]), flush=True)
+            if out is not None:
+                out.mkdir(parents=True, exist_ok=True)
+                (out / f"{name}.json").write_text(json.dumps({"about": about, "seeds": seeds}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
