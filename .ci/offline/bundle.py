@@ -59,7 +59,9 @@ SGLANG_LEAVE_OUT = (
     *("sglang/multimodal_gen/*", "sglang/test/*", "sglang/benchmark/*"),
 )
 """Kernels for other GPUs than Hopper, and for attention other than Triton's: 1.5 GB."""
-SGLANG_OPTIONS = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
+SGLANG_OPTIONS = (
+    *("--attention-backend", "triton", "--mm-attention-backend", "triton_attn", "--sampling-backend", "pytorch"),
+)
 """For what is left: on Hopper SGLang would choose the first file above, and compile another sampler first."""
 
 

@@ -182,7 +182,7 @@ def install(target: Path) -> bool:
     whole = True
     for name, content in manifest["contents"].items():
         stamp = target / name / ".installed"
-        identity = "".join(part["sha256"] for part in content["parts"])
+        identity = " ".join([*(part["sha256"] for part in content["parts"]), *content.get("options", ())])
         if stamp.is_file() and stamp.read_text() == identity:
             tell(f"{name}: installed before")
             continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,7 +12,13 @@ from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weig
 from tests.waiting import wait_until
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang.sglang_engine import SGLangEngine
-from trainer.engine.sglang.weight_sync.load_changes import LOADER, PLACES, find_changes
+from trainer.engine.sglang.weight_sync.load_changes import (
+    LOADER,
+    PLACES,
+    SENDER,
+    find_changes,
+    load_changes,
+)
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
@@ -65,18 +73,19 @@ async def test_restarted_server_gets_whole_weights(is_noticed: bool) -> None:
         assert is_up_to_date(fake, second, 2) and is_up_to_date(other, second, 2)
 
 
-async def test_changes_are_never_found_from_weights_whose_publish_failed() -> None:
+@pytest.mark.parametrize("versions", [(1, 2, 3), (1, 1, 1)])
+async def test_changes_are_never_found_from_weights_whose_publish_failed(versions: tuple[int, int, int]) -> None:
     fake, first = Fake(info={"custom_weight_loader": [LOADER]}), weights(1)
     second, expected = {NAME: first[NAME].clone()}, [first]
     second[NAME][3, 7] += 1
     reference = TrainerReference(lambda ids, _: reads(expected[0])(ids))
     async with serving(fake) as urls, SGLangEngine(urls, TensorSync(), reference=reference) as engine:
-        await engine.publish(first, 1)
+        await engine.publish(first, versions[0])
         expected[0] = weights(8)
         with pytest.raises(EngineError, match="has other weights than were published"):
-            await engine.publish(second, 2)
+            await engine.publish(second, versions[1])
         expected[0] = first
-        await engine.publish(first, 3)
+        await engine.publish(first, versions[2])
     assert fake.weights[NAME].equal(first[NAME])
 
 
@@ -92,6 +101,7 @@ async def test_server_that_is_lost_at_its_first_use_of_the_loader_gets_whole_wei
         assert engine.published_bytes == WHOLE
     assert is_up_to_date(fake, second, 2) and is_up_to_date(other, second, 2)
     assert sum("at its first weights for" in record.message for record in caplog.records) == 1
+    assert LOADER not in {body["load_format"] for body in other.bodies("/update_weights_from_tensor")}
 
 
 @pytest.mark.parametrize("infos", [({},), (INFO, {"dtype": "bfloat16"})])
@@ -101,6 +111,18 @@ async def test_servers_get_whole_weights_unless_all_have_the_loader(infos: tuple
         for version, given in ((1, first), (2, second)):
             await engine.publish(given, version)
             assert engine.published_bytes == WHOLE and all(is_up_to_date(fake, given, version) for fake in fakes)
+
+
+def test_changes_of_one_trainers_weights_are_not_made_in_anothers() -> None:
+    (one, other), loaded = (torch.tensor(sender) for sender in (1, 2)), dict[str, torch.Tensor]()
+    model = SimpleNamespace(load_weights=loaded.update)
+    load_changes(model, [(SENDER, one), ("a", torch.zeros(3))])
+    load_changes(model, [(SENDER, one), (f"{PLACES}a", torch.tensor([1])), ("a", torch.ones(1))])
+    assert loaded["a"].tolist() == [0, 1, 0]
+    load_changes(model, [(SENDER, other), ("a", torch.full((3,), 5.0))])
+    with pytest.raises(KeyError):
+        load_changes(model, [(SENDER, one), (f"{PLACES}a", torch.tensor([2])), ("a", torch.ones(1))])
+    assert loaded["a"].tolist() == [5, 5, 5]
 
 
 def test_changes_of_tensors_in_other_layouts_or_shapes() -> None:

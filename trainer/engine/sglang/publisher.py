@@ -15,7 +15,7 @@ from trainer.engine.base import Adapters, EngineError, PolicyWeights
 from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, ServerUnavailable
 from trainer.engine.sglang.replica import CACHE_TAG, WEIGHTS_TAG, Replica, resume_memory
 from trainer.engine.sglang.weight_sync.adapters import PREFIX, load_adapters, unload_adapter
-from trainer.engine.sglang.weight_sync.base import WeightSync, rename_tensors
+from trainer.engine.sglang.weight_sync.base import NO_BASE, WeightSync, rename_tensors
 from trainer.engine.sglang.weight_sync.published import PublishedWeights
 from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
@@ -101,7 +101,7 @@ class Publisher:
             await self._for_each_up(lambda replica: resume_memory(replica, WEIGHTS_TAG))
             # Retracted turns keep the name of their cache, which must not hold entries of earlier weights.
             flush = self._mode == "retract"
-            base = self.published.base
+            base, self.published.base = self.published.base, NO_BASE  # Until these are kept.
             self.published_bytes = await self._weight_sync.send(targets, weights, version, flush, base)
             await self._for_each_up(lambda replica: resume_memory(replica, CACHE_TAG))
 

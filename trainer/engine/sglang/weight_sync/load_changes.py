@@ -18,6 +18,8 @@ LOADER = f"{__name__}.load_changes"
 """What a server is started with as `--custom-weight-loader`, and the load format of a request."""
 PLACES = "places of "
 """Before the name of a tensor: where in it, as it is flattened, the values under its name belong."""
+SENDER = "sender"
+"""The name of a tensor that each request has: whose tensors these are."""
 KEPT = "_tensors_as_sent"
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By width: types whose values are equal if their bits are."""
@@ -29,6 +31,11 @@ def load_changes(model: Any, named_tensors: Iterable[tuple[str, Tensor]]) -> Non
     places: dict[str, Tensor] = {}
     loaded: list[tuple[str, Tensor]] = []
     for name, tensor in named_tensors:
+        if name == SENDER:
+            if not tensor.equal(kept.get(SENDER, tensor)):
+                kept.clear()  # Changes of another trainer's weights are an error, not a mixture.
+            kept[SENDER] = tensor
+            continue
         if name.startswith(PLACES):
             places[name.removeprefix(PLACES)] = tensor.cpu().long()
             continue

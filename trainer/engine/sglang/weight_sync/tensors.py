@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
+from secrets import randbits
 
 import torch
 from anyio import to_thread
@@ -32,7 +33,7 @@ from trainer.engine.sglang.weight_sync.base import (
     weight_update,
 )
 from trainer.engine.sglang.weight_sync.flat_bucket import FlatBucket, flatten_bucket
-from trainer.engine.sglang.weight_sync.load_changes import LOADER, ChangedBucket, find_changes
+from trainer.engine.sglang.weight_sync.load_changes import LOADER, SENDER, ChangedBucket, find_changes
 
 log = logging.getLogger(__name__)
 Bucket = FlatBucket | ChangedBucket
@@ -51,8 +52,11 @@ class TensorSync:
         bucket."""
         self._keeping: set[str] = set()
         """The addresses of servers whose loader keeps all that they were sent last."""
+        self._have_loader: set[str] = set()
+        """The addresses of servers that used the loader once, so that they can import it."""
         self._loader_failed = False
         """A server was lost as it used the loader for the first time, as one that cannot import it."""
+        self._sender = SENDER, torch.tensor(randbits(62))
 
     async def send(
         self,
@@ -65,6 +69,7 @@ class TensorSync:
         size, parts = 0, split_into_buckets(weights, BUCKET, targets)
         urls = {target.client.url for target in targets}
         all_keep, self._keeping = urls <= self._keeping, self._keeping - urls
+        is_tried, copies = urls <= self._have_loader, max(target.features.ranks for target in targets)
         uses_loader = not self._loader_failed and all(target.features.loads_changes for target in targets)
         known: Mapping[str, Tensor] = {}
         if uses_loader and all_keep and await _all_have(targets, base.version):
@@ -77,10 +82,10 @@ class TensorSync:
                 if not index:
                     for target in targets:
                         await stack.enter_async_context(weight_update(target))
-                within = load_timeout_s(bucket_size(part))
+                within = load_timeout_s(bucket_size(part) * copies)
                 if uses_loader:
                     part = await to_thread.run_sync(find_changes, part, known)
-                    bucket: Bucket = ChangedBucket(part)  # Until all servers have answered.
+                    bucket: Bucket = ChangedBucket([self._sender, *part])  # Until all servers have answered.
                 else:
                     bucket = await to_thread.run_sync(flatten_bucket, part, self._device)
                 size += bucket_size(part)
@@ -88,14 +93,18 @@ class TensorSync:
                 last = version if index == len(parts) - 1 else None
                 make_body = partial(_update_body, bucket, last, flush, selector(targets))
                 try:
-                    await _send_bucket(targets, make_body, within, is_shared=not bucket.is_on_gpu)
+                    # A loader that is missing ends a server: it is tried on one after the other.
+                    at_once = len(targets) if is_tried or index or not uses_loader else 1
+                    await _send_bucket(targets, make_body, within, at_once, is_shared=not bucket.is_on_gpu)
                 except ServerUnavailable as error:
-                    if uses_loader and not all_keep:
+                    if uses_loader and not is_tried:
                         self._loader_failed = True
                         log.warning("%s, at its first weights for %s: from now on, no server gets any", error, LOADER)
                     raise
                 del bucket
-        self._keeping |= urls if uses_loader else set()
+        if uses_loader:
+            self._keeping |= urls
+            self._have_loader |= urls
         return size
 
     async def close(self) -> None:
@@ -109,9 +118,10 @@ async def _all_have(targets: Sequence[SyncTarget], version: int) -> bool:
 
 
 async def _send_bucket(
-    targets: Sequence[SyncTarget], make_body: Callable[[int], bytes], within: float, *, is_shared: bool
+    targets: Sequence[SyncTarget], make_body: Callable[[int], bytes], within: float, at_once: int, *, is_shared: bool
 ) -> None:
-    """Sends a bucket to all servers. `is_shared`: servers of as many ranks get the same bytes, which are made once."""
+    """Sends a bucket to all servers, so many at once. `is_shared`: servers of as many ranks get the same bytes, which
+    are made once."""
     bodies: dict[int, bytes] = {}
     for ranks in sorted({target.features.ranks for target in targets}) if is_shared else ():
         bodies[ranks] = await to_thread.run_sync(make_body, ranks)
@@ -122,7 +132,8 @@ async def _send_bucket(
             body = await to_thread.run_sync(make_body, target.features.ranks)
         await post_checked(target.client, "/update_weights_from_tensor", body, within=within)
 
-    await run_all(partial(send, target) for target in targets)
+    for some in range(0, len(targets), at_once):
+        await run_all(partial(send, target) for target in targets[some : some + at_once])
 
 
 def _update_body(bucket: Bucket, version: int | None, flush: bool, more: Mapping[str, str], ranks: int) -> bytes:
