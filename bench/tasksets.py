@@ -42,7 +42,7 @@ RESULTS = ROOT / "bench" / "results"
 PYTHON = ROOT / ".environments" / "verifiers" / "bin" / "python"
 ROWS = 3000
 THREADS = os.cpu_count() or 1
-LR = 2e-5
+LR = 5e-6
 SFT_LR = 1e-4
 Row = Mapping[str, Any]
 
@@ -90,7 +90,7 @@ class Taskset:
 TASKSETS = {
     "alphabet-sort": Taskset(
         "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128,
-        ("environment.args={min_turns: 2, max_turns: 2, max_names_per_turn: 2}", "steps=20", "prompts=4", "n=6",
+        ("environment.args={min_turns: 2, max_turns: 2, max_names_per_turn: 2}", "steps=20",
          "limits.turn_tokens=64"),
     ),
     "reverse-text": Taskset(
