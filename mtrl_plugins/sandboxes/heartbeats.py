@@ -83,12 +83,13 @@ class Heartbeats:
             while True:
                 renewed_at = time.monotonic()
                 with self._changed:
-                    while self._servers.get(address) is server:
+                    while True:
+                        if self._servers.get(address) is not server:  # Also where that came while a wait ended.
+                            return
                         due = renewed_at + (RETRY_S if server.is_failing else server.pause_s)
-                        if not self._changed.wait(max(0.0, due - time.monotonic())):
+                        if (left := due - time.monotonic()) <= 0:
                             break
-                    else:
-                        return
+                        self._changed.wait(left)
                     ids, headers, pause_s = sorted(server.leases_s), server.headers, server.pause_s
                 try:
                     beat = http.post(

@@ -62,7 +62,7 @@ async def test_gateway_that_is_behind_says_so_and_does_not_restart_the_server() 
 
 async def call_in_vain(server: McpToolset, trick: str) -> list[str]:
     """Why three calls in a row had no answer in time."""
-    limited = LimitedToolset(Entered(server), Limits(timeout_s=0.5))
+    limited = LimitedToolset(Entered(server), Limits(timeout_s=1.0))
     async with limited.open(Task()) as session:
         late = [await session.call(ToolCall("1", trick, "{}")) for _ in range(3)]
     assert {result.outcome for result in late} == {Outcome.TIMEOUT}

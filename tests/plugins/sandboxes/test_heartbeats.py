@@ -70,6 +70,18 @@ def test_all_leases_of_a_server_are_renewed_and_a_server_that_hangs_delays_no_ot
         beats.remove(f"{hung.url}/later")
 
 
+def test_thread_whose_last_sandbox_goes_as_a_beat_is_due_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    beats, url = Heartbeats(), "http://127.0.0.1:9/sandboxes/a"
+
+    def wait(_: float) -> bool:
+        beats.remove(url)
+        return False
+
+    monkeypatch.setattr(beats._changed, "wait", wait)
+    beats.add(url, {}, SHORT_S)
+    anyio.run(wait_until, lambda: not any(thread.name == "heartbeats" for thread in threading.enumerate()))
+
+
 def test_server_that_was_started_again_with_shorter_leases_and_another_token_is_renewed_as_it_now_asks() -> None:
     beats = Heartbeats()
     with recording_server() as server:
