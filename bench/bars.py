@@ -238,6 +238,20 @@ def run_command(args: Sequence[str], cache: Path, *, cwd: Path = ROOT, threads: 
     return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def train_seeds(
+    name: str, seeds: Sequence[int], train: Callable[[int, Path], Any], about: Mapping[str, str], out: Path | None
+) -> None:
+    """Trains each seed in a folder of its own; prints what came of it, and writes all to a folder if it is given."""
+    found: list[Any] = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(train(seed, Path(folder)))
+        print(json.dumps(found[-1]), flush=True)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / f"{name}.json").write_text(json.dumps({"about": about, "seeds": found}, indent=1) + "\n")
+
+
 def _read_curves(run: Path) -> dict[str, Any]:
     steps = read_metrics(run / METRICS)
     return {

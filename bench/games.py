@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import anyio  # noqa: E402
-from bars import JOBS, describe_environment, run_command  # noqa: E402
+from bars import JOBS, describe_environment, run_command, train_seeds  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from gateway.chat_messages import chat_content  # noqa: E402
@@ -136,7 +135,7 @@ def learn_chats(folder: Path, chats: Sequence[Chat]) -> None:
     model.save_pretrained(folder)
 
 
-def train_seed(name: str, seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
+def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[str, Any]:
     """The model that learned from games played at random, and what the job makes of it."""
     game, job = GAMES[name], JOBS / f"{name}.yaml"
     python = ROOT / game.python / "bin" / "python"
@@ -176,14 +175,7 @@ def main() -> None:
             "job": f"`python bench/games.py --game {game}`",
             "core-s": "of the warm start, without imports; of the run, with its children and imports",
         }
-        seeds: list[dict[str, Any]] = []
-        for seed in args.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                seeds.append(train_seed(game, seed, args.steps, Path(folder)))
-            print(json.dumps(seeds[-1]), flush=True)
-            if out is not None:
-                out.mkdir(parents=True, exist_ok=True)
-                (out / f"{game}.json").write_text(json.dumps({"about": about, "seeds": seeds}, indent=1) + "\n")
+        train_seeds(game, args.seeds, partial(train_seed, game, args.steps), about, out)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from bars import describe_environment, run_command  # noqa: E402
+from bars import describe_environment, run_command, train_seeds  # noqa: E402
 from fetch_model import fetch_model  # noqa: E402
 
 from mtrl_plugins.demo.facts.facts_tasks import CITIES, PEOPLE  # noqa: E402
@@ -121,7 +121,7 @@ def write_traces(file: Path, taskset: Taskset, settings: TrainSettings) -> None:
     file.write_text("".join(lines), encoding="utf-8")
 
 
-def train_seed(name: str, seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
+def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[str, Any]:
     """The rewards of a run's steps, of which each has tasks of its own, after the model was shown other tasks."""
     taskset = TASKSETS[name]
     assert PLUGIN.jobs is not None
@@ -164,14 +164,7 @@ def main() -> None:
     out = args.out or (RESULTS if args.steps is None else None)
     for name in args.taskset:
         about = describe_environment("shell") | {"job": f"`python bench/tasksets.py --taskset {name}`"}
-        seeds: list[dict[str, Any]] = []
-        for seed in args.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                seeds.append(train_seed(name, seed, args.steps, Path(folder)))
-            print(json.dumps(seeds[-1]), flush=True)
-            if out is not None:
-                out.mkdir(parents=True, exist_ok=True)
-                (out / f"{name}.json").write_text(json.dumps({"about": about, "seeds": seeds}, indent=1) + "\n")
+        train_seeds(name, args.seeds, partial(train_seed, name, args.steps), about, out)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.engine.base import FEWER_SEQUENCES
-from trainer.engine.torch.weights import Holding
 from trainer.engines import can_use_sglang
 from trainer.policy.master_weights import compute_dtype
 from trainer.policy.memory_parts import (
@@ -32,6 +31,9 @@ from trainer.policy.process_memory import measure_floor
 from trainer.policy.settings import UpdateSettings
 from trainer.rollout.settings import BaseRolloutSettings
 from trainer.vision.family import family_from_config
+
+if TYPE_CHECKING:
+    from trainer.engine.torch.weights import Holding
 
 BUCKET_BYTES = GIB
 """Weights that are gathered, or rounded and copied, at once for servers."""
