@@ -5,7 +5,7 @@ git clone https://github.com/PrimeIntellect-ai/verifiers
 python bench/tasksets.py                                      # writes bench/results/TASKSET.json; hours of two cores
 python bench/tasksets.py --taskset alphabet-sort --steps 1    # a small part of it; writes nothing without --out
 
-Their data are on the hub. In their place are names that are drawn here, and phrases of Python's manual.
+Their data are on the hub. In their place are names and phrases that are drawn here, of words of Python's manual.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from trainer.train.settings import TrainSettings  # noqa: E402
 RESULTS = ROOT / "bench" / "results"
 PYTHON = ROOT / ".environments" / "verifiers" / "bin" / "python"
 ROWS = 3000
-THREADS = os.cpu_count() or 1
+THREADS = len(os.sched_getaffinity(0))
 LR = 5e-6
 SFT_LR = 1e-4
 Row = Mapping[str, Any]
@@ -54,11 +55,11 @@ def draw_names(draw: Random) -> Iterator[Row]:
 
 
 def draw_phrases(draw: Random) -> Iterator[Row]:
-    """Phrases of three to six words."""
-    words = re.findall(r"[a-z]+", " ".join(topics.values()).lower())
+    """Three to six of the commonest words of Python's manual, but for the shortest, in any order."""
+    found = Counter(re.findall(r"[a-z]{3,}", " ".join(topics.values()).lower()))
+    words = [word for word, _ in found.most_common(200)]
     while True:
-        start, many = draw.randrange(len(words) - 6), draw.randint(3, 6)
-        yield {"prompt": " ".join(words[start : start + many])}
+        yield {"prompt": " ".join(draw.choices(words, k=draw.randint(3, 6)))}
 
 
 def sort_names(columns: Row) -> list[str]:
