@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +46,7 @@ THREADS = len(os.sched_getaffinity(0))
 LR = 5e-6
 SFT_LR = 1e-4
 Row = Mapping[str, Any]
+Chat = list[dict[str, Any]]
 
 
 def draw_names(draw: Random) -> Iterator[Row]:
@@ -91,8 +92,8 @@ class Taskset:
 TASKSETS = {
     "alphabet-sort": Taskset(
         "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128,
-        ("environment.args={min_turns: 2, max_turns: 2, max_names_per_turn: 2}", "steps=20",
-         "limits.turn_tokens=64"),
+        ("environment.args={min_turns: 3, max_turns: 3, max_names_per_turn: 2}", "steps=20",
+         "limits.turn_tokens=96"),
     ),
     "reverse-text": Taskset(
         "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 2560, ("limits.turn_tokens=64",)
@@ -108,18 +109,26 @@ def write_data(folder: Path, taskset: Taskset, seed: str) -> None:
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
-def write_traces(file: Path, taskset: Taskset, settings: TrainSettings) -> None:
+def answer_tasks(taskset: Taskset, settings: TrainSettings) -> Iterator[Chat]:
     """Tasks with their right answers, as chats."""
-    lines = []
     for task in islice(load_tasks(settings).train[None], taskset.shown):
-        opening = [message for message in task.messages if message["role"] == "system"]
+        chat = [dict(message) for message in task.messages if message["role"] == "system"]
         info = task.columns["info"]
         asked = info["info"]["user_turns"] if "info" in info else [info["prompt"]]
-        chat = [*opening]
         for question, answer in zip(asked, taskset.answer(task.columns), strict=True):
             chat += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        lines.append(json.dumps({"messages": chat}) + "\n")
-    file.write_text("".join(lines), encoding="utf-8")
+        yield chat
+
+
+def learn_chats(folder: Path, model: Path, chats: Iterable[Chat], *changes: str) -> tuple[Path, float]:
+    """The model that learned the assistant's turns of chats, and the core-seconds which that took."""
+    traces, run = folder / "traces.jsonl", folder / "start"
+    traces.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats), encoding="utf-8")
+    settings = [f"update.lr={SFT_LR}", "update.warmup_steps=3", "update.lr_scheduler=linear", "checkpoint.every=1000",
+                "update.micro_batch_tokens=2048", "template.sanity=ignore_strippable", *changes]  # fmt: skip
+    given = ["sft", "--data", str(traces), "--model", str(model), "--out", str(run), "--batch", "16"]
+    _, core_s = run_command([*given, *settings], folder, threads=THREADS)
+    return max((run / "checkpoints").iterdir()), core_s
 
 
 def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[str, Any]:
@@ -132,19 +141,10 @@ def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[st
                "checkpoint.every=5", *taskset.changes, *few]  # fmt: skip
     for part in ("sft", "grpo"):
         write_data(folder / part, taskset, f"{seed}/{part}")
-    shown = folder / "sft" / "traces.jsonl"
     with chdir(folder / "sft"):
-        write_traces(shown, taskset, load_settings(TrainSettings, job, {}, overrides=[*changes, f"model={model}"]))
-    start, run = folder / "start", folder / "run"
-    teach = [f"update.lr={SFT_LR}", "update.warmup_steps=3", "update.lr_scheduler=linear", "checkpoint.every=1000",
-             "update.micro_batch_tokens=2048", "template.sanity=ignore_strippable"]  # fmt: skip
-    batch = ["--batch", "16", *(["--steps", str(steps)] if steps else [])]
-    _, sft = run_command(
-        ["sft", "--data", str(shown), "--model", str(model), "--out", str(start), *batch, *teach],
-        folder,
-        threads=THREADS,
-    )
-    trained = max((start / "checkpoints").iterdir())
+        settings = load_settings(TrainSettings, job, {}, overrides=[*changes, f"model={model}"])
+        trained, sft = learn_chats(folder, model, answer_tasks(taskset, settings), *few)
+    run = folder / "run"
     given = ["--config", str(job), "--model", str(trained), "--out", str(run), *changes]
     _, grpo = run_command(given, folder, cwd=folder / "grpo", threads=THREADS)
     found = [step for step in read_metrics(run / METRICS_FILE) if "reward/mean" in step]
