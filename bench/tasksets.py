@@ -58,7 +58,7 @@ def draw_names(draw: Random) -> Iterator[Row]:
 def draw_phrases(draw: Random) -> Iterator[Row]:
     """Three to six of the commonest words of Python's manual, but for the shortest, in any order."""
     found = Counter(re.findall(r"[a-z]{3,}", " ".join(topics.values()).lower()))
-    words = [word for word, _ in found.most_common(200)]
+    words = [word for word, _ in found.most_common(60)]
     while True:
         yield {"prompt": " ".join(draw.choices(words, k=draw.randint(3, 6)))}
 
@@ -96,7 +96,7 @@ TASKSETS = {
          "limits.turn_tokens=96"),
     ),
     "reverse-text": Taskset(
-        "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 2560, ("limits.turn_tokens=64",)
+        "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 1280, ("limits.turn_tokens=64",)
     ),
 }  # fmt: skip
 
