@@ -92,8 +92,8 @@ class Taskset:
 TASKSETS = {
     "alphabet-sort": Taskset(
         "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128,
-        ("environment.args={min_turns: 3, max_turns: 3, max_names_per_turn: 2}", "steps=20",
-         "limits.turn_tokens=96"),
+        ("environment.args={min_turns: 3, max_turns: 3, max_names_per_turn: 2}", "steps=15",
+         "prompts=8", "update.lr=1e-5", "limits.turn_tokens=96"),
     ),
     "reverse-text": Taskset(
         "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 1280, ("limits.turn_tokens=64",)
