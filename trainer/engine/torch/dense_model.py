@@ -136,7 +136,7 @@ class DenseModel:
         rotated, values = qkv[:, :-heads], qkv[:, -heads:]
         if layer.head_norms is not None:
             rotated = self._norm(rotated, layer.head_norms.view(-1, size))
-        rotated = rotated * rotation[0] + rotated.roll(size // 2, -1) * rotation[1]
+        rotated = (rotated * rotation[0]).add_(rotated.roll(size // 2, -1).mul_(rotation[1]))
         slots, positions = plan.places
         kv_layer[0, slots, :, positions] = rotated[: plan.count, -heads:]
         kv_layer[1, slots, :, positions] = values[: plan.count]
@@ -145,7 +145,7 @@ class DenseModel:
 
     def _mlp(self, x: Tensor, layer: _Layer) -> Tensor:
         gate, up = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        return self._linear(F.silu(gate) * up, layer.down, layer.down_bias, x)
+        return self._linear(F.silu(gate, inplace=True).mul_(up), layer.down, layer.down_bias, x)
 
     def _linear(
         self, x: Tensor, matrices: tuple[Tensor, ...], bias: Tensor | None = None, residual: Tensor | None = None
@@ -153,6 +153,8 @@ class DenseModel:
         """A linear layer, in tiles of a fixed shape or in one product, added to `residual` if given."""
         if len(matrices) > 1:
             result = torch.cat([self._linear(x, (matrix,)) for matrix in matrices], dim=-1)
+        elif self._tile == 1 and residual is not None and matrices[0].dtype is x.dtype:
+            result, residual = torch.addmm(residual, x, matrices[0].t()), None
         elif self._tile == 1:
             result = F.linear(x.to(matrices[0].dtype), matrices[0]).to(x.dtype)
         else:
@@ -169,7 +171,7 @@ class DenseModel:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         x_float = x.float()
         scale = torch.rsqrt(x_float.square().mean(-1, keepdim=True) + self._epsilon)
-        return weight * (x_float * scale).to(x.dtype)
+        return (x_float * scale).to(x.dtype).mul_(weight)
 
     def _look_up_rotation(self, length: int, positions: Tensor) -> Rotation:
         """The rotation at text positions, from a table that grows with the longest sequence."""
