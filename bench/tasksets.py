@@ -85,18 +85,19 @@ class Taskset:
     answer: Callable[[Row], list[str]]
     shown: int
     """Tasks whose answers the model is shown."""
+    shown_lr: float
     changes: tuple[str, ...]
     """Of its job, for a model and a machine of this size."""
 
 
 TASKSETS = {
     "alphabet-sort": Taskset(
-        "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128,
+        "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128, SFT_LR,
         ("environment.args={min_turns: 3, max_turns: 3, max_names_per_turn: 2}", "steps=15",
          "prompts=8", "update.lr=1e-5", "limits.turn_tokens=96"),
     ),
     "reverse-text": Taskset(
-        "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 1280, ("limits.turn_tokens=64",)
+        "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 1280, 4 * SFT_LR, ("limits.turn_tokens=64",)
     ),
 }  # fmt: skip
 
@@ -143,7 +144,9 @@ def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[st
         write_data(folder / part, taskset, f"{seed}/{part}")
     with chdir(folder / "sft"):
         settings = load_settings(TrainSettings, job, {}, overrides=[*changes, f"model={model}"])
-        trained, sft = learn_chats(folder, model, answer_tasks(taskset, settings), *few)
+        trained, sft = learn_chats(
+            folder, model, answer_tasks(taskset, settings), f"update.lr={taskset.shown_lr}", *few
+        )
     run = folder / "run"
     given = ["--config", str(job), "--model", str(trained), "--out", str(run), *changes]
     _, grpo = run_command(given, folder, cwd=folder / "grpo", threads=THREADS)
