@@ -81,7 +81,7 @@ WARM_STEPS = 400
 LR = 2e-3
 SHOWN = 128
 """Of these games, those that SmolLM2 is shown."""
-SMOLLM2 = ("update.lr=2e-5", "steps=12", "prompts=8", "update.warmup_steps=2", "update.micro_batch_tokens=2048")
+SMOLLM2 = ("update.lr=2e-5", "steps=12", "prompts=8", "update.warmup_steps=2", "update.micro_batch_tokens=1024")
 """Changes of the job for SmolLM2."""
 
 

@@ -93,8 +93,8 @@ class Taskset:
 TASKSETS = {
     "alphabet-sort": Taskset(
         "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128, SFT_LR,
-        ("environment.args={min_turns: 3, max_turns: 3, max_names_per_turn: 2}", "steps=15",
-         "prompts=8", "update.lr=1e-5", "limits.turn_tokens=96"),
+        ("environment.args={min_turns: 3, max_turns: 3, max_names_per_turn: 2}", "steps=12",
+         "prompts=8", "update.lr=2e-5", "limits.turn_tokens=96"),
     ),
     "reverse-text": Taskset(
         "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 1280, 4 * SFT_LR, ("limits.turn_tokens=64",)
@@ -126,7 +126,7 @@ def learn_chats(folder: Path, model: Path, chats: Iterable[Chat], *changes: str)
     traces, run = folder / "traces.jsonl", folder / "start"
     traces.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats), encoding="utf-8")
     settings = [f"update.lr={SFT_LR}", "update.warmup_steps=3", "update.lr_scheduler=linear", "checkpoint.every=1000",
-                "update.micro_batch_tokens=2048", "template.sanity=ignore_strippable", *changes]  # fmt: skip
+                "update.micro_batch_tokens=1024", "template.sanity=ignore_strippable", *changes]  # fmt: skip
     given = ["sft", "--data", str(traces), "--model", str(model), "--out", str(run), "--batch", "16"]
     _, core_s = run_command([*given, *settings], folder, threads=THREADS)
     return max((run / "checkpoints").iterdir()), core_s
@@ -138,7 +138,7 @@ def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[st
     assert PLUGIN.jobs is not None
     job, model = PLUGIN.jobs / f"{name}.yaml", fetch_model(print)
     few = [] if steps is None else [f"steps={steps}"]
-    changes = [f"environment.python={PYTHON}", f"seed={seed}", f"update.lr={LR}", "update.micro_batch_tokens=2048",
+    changes = [f"environment.python={PYTHON}", f"seed={seed}", f"update.lr={LR}", "update.micro_batch_tokens=1024",
                "checkpoint.every=5", *taskset.changes, *few]  # fmt: skip
     for part in ("sft", "grpo"):
         write_data(folder / part, taskset, f"{seed}/{part}")
