@@ -93,8 +93,8 @@ class Taskset:
 TASKSETS = {
     "alphabet-sort": Taskset(
         "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128, SFT_LR,
-        ("environment.args={min_turns: 3, max_turns: 3, max_names_per_turn: 2}", "steps=12",
-         "prompts=8", "update.lr=2e-5", "limits.turn_tokens=96"),
+        ("environment.args={min_turns: 3, max_turns: 3, max_names_per_turn: 2}", "steps=10",
+         "prompts=8", "update.lr=2e-5", "limits={turn_tokens: 96, rollout_tokens: 768}"),
     ),
     "reverse-text": Taskset(
         "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 1280, 4 * SFT_LR, ("limits.turn_tokens=64",)
