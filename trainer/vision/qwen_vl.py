@@ -7,10 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
+from gateway.errors import ConfigError
 from trainer.pretrained import load_image_processor
 from trainer.vision.family import Grid, ImageFeatures, ImageLayout
+
+try:
+    from transformers.vision_utils import (
+        get_vision_cu_seqlens,
+        get_vision_interpolation_indices_and_weights,
+        get_vision_position_ids,
+        get_vision_window_index,
+    )
+except ImportError as error:  # Some earlier releases also have wrong gradients where images are packed.
+    problem = f"models that see need transformers 5.17 or newer, and this is {transformers.__version__}"
+    raise ConfigError(problem, remedy="pip install --upgrade transformers") from error
 
 PIXEL_BOUNDS = ("shortest_edge", "longest_edge")
 """The processor's names for the fewest and the most pixels."""
@@ -66,10 +79,7 @@ class Qwen2VL:
 
     def _run_encoder(self, encoder: nn.Module, pixels: Tensor, grids: Tensor) -> Any:
         """Runs the encoder with what it makes of the sizes: it would read them from the device for that."""
-        try:
-            made = {"grid_thw": grids, **self._prepare_sizes(encoder, grids)}
-        except ImportError:  # Earlier releases of transformers take nothing but the sizes.
-            made = {"grid_thw": grids}
+        made = {"grid_thw": grids, **self._prepare_sizes(encoder, grids)}
         # Lengths of sequences stay in the host's memory, where attention splits its inputs by them.
         for name in made.keys() - {"cu_seqlens", "cu_window_seqlens"}:
             made[name] = made[name].to(pixels.device, non_blocking=True)
@@ -77,8 +87,6 @@ class Qwen2VL:
 
     def _prepare_sizes(self, encoder: Any, grids: Tensor) -> dict[str, Tensor]:
         """What the encoder makes of the images' sizes."""
-        from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
-
         positions = get_vision_position_ids(grids, self._merge)
         return {"position_ids": positions, "cu_seqlens": get_vision_cu_seqlens(grids)}
 
@@ -93,8 +101,6 @@ class Qwen25VL(Qwen2VL):
     image_layout = "in_tool_message"
 
     def _prepare_sizes(self, encoder: Any, grids: Tensor) -> dict[str, Tensor]:
-        from transformers.vision_utils import get_vision_window_index
-
         index, lengths = get_vision_window_index(grids, self._merge, encoder.window_size, encoder.patch_size)
         return {**super()._prepare_sizes(encoder, grids), "window_index": index, "cu_window_seqlens": lengths}
 
@@ -110,8 +116,6 @@ class Qwen3VL(Qwen2VL):
         return ImageFeatures(output.pooler_output, tuple(output.deepstack_features))
 
     def _prepare_sizes(self, encoder: Any, grids: Tensor) -> dict[str, Tensor]:
-        from transformers.vision_utils import get_vision_interpolation_indices_and_weights
-
         mode, corners = encoder.interpolation_mode, encoder.interpolation_align_corners
         indices, weights = get_vision_interpolation_indices_and_weights(
             grids, encoder.num_grid_per_side, mode, corners, self._merge

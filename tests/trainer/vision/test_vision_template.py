@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.chat_messages import tool_messages as tool_messages
+from gateway.errors import ConfigError
 from gateway.types import Image, Text, ToolCall, ToolResult, ToolSpec
 from tests.trainer.policy_scripts import HERMES, make_template
 from tests.trainer.vision.vision_models import picture, seeing_model
@@ -21,6 +23,7 @@ from trainer.rollout.settings import TemplateSettings
 from trainer.setup import load_template
 from trainer.template import Settings, Template, TemplateError, probe
 from trainer.template.media_layout import MediaLayout, has_media
+from trainer.vision.family import family_from_config
 
 ONE, TWO = picture(1), picture(2, 24, 8)
 CALLS = (ToolCall("a", "look"), ToolCall("b", "look"))
@@ -123,3 +126,10 @@ def test_text_model_reads_that_an_image_was_omitted() -> None:
         "hear\n[audio left out: this model reads text alone]",
     ]
     assert laid.widths == (0, 0, 0, 0)
+
+
+def test_release_of_transformers_that_is_too_old_to_see_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.vision_utils", None)
+    monkeypatch.delitem(sys.modules, "trainer.vision.qwen_vl", raising=False)
+    with pytest.raises(ConfigError, match=r"models that see need transformers 5\.17 or newer, and this is 5\."):
+        family_from_config({"model_type": "qwen2_vl"})
