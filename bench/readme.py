@@ -28,6 +28,10 @@ IMAGE = ROOT / "docs" / "images" / "sight.png"
 RESULTS = ROOT / "bench" / "results"
 
 
+ENDS = 3
+"""Steps of a run's begin and end, whose rewards are averaged."""
+
+
 def results(name: str) -> Any:
     """A file of bench/results."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
@@ -210,6 +214,30 @@ def success_by_seed(name: str) -> str:
     return "\n".join([f"| seed | {' | '.join(way.replace('_', ' ') for way in WAYS)} |", "|--:" * 5 + "|", *lines])
 
 
+def smollm2_games() -> str:
+    """Games by SmolLM2 instead of a tiny model."""
+    files = sorted(RESULTS.glob("smollm2-*.json"))
+    lines = [
+        f"| {file.stem.removeprefix('smollm2-')} | {item['seed']} | {_rates(item)} |"
+        for file in files
+        for item in results(file.name)["seeds"]
+    ]
+    heads = ["game", "seed", *(way.replace("_", " ") for way in WAYS)]
+    return "\n".join([f"| {' | '.join(heads)} |", "|---|" + "--:|" * 5, *lines])
+
+
+def tasksets() -> str:
+    """Tasksets of verifiers by SmolLM2: rewards of the first and the last steps."""
+    lines = []
+    for name in ("alphabet-sort", "reverse-text"):
+        for item in results(f"{name}.json")["seeds"]:
+            first, last = mean(item["reward"][:ENDS]), mean(item["reward"][-ENDS:])
+            steps, kl = len(item["reward"]), item["mismatch_kl"]
+            lines.append(f"| {name} | {item['seed']} | {steps} | {first:.3f} | {last:.3f} | {kl:.1e} |")
+    heads = ["taskset", "seed", "steps", f"reward, first {ENDS}", f"last {ENDS}", "mismatch KL, most"]
+    return "\n".join([f"| {' | '.join(heads)} |", "|---|" + "--:|" * 5, *lines])
+
+
 def second() -> str:
     """The second job, seed by seed: all kinds of trails, and the longest."""
     seeds = results("second.json")["seeds"]
@@ -369,6 +397,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "bandit": partial(success_by_seed, "bandit.json"),
     "guess": partial(success_by_seed, "guess.json"),
     "lake": partial(success_by_seed, "lake.json"),
+    "smollm2_games": smollm2_games,
+    "tasksets": tasksets,
     "shell": partial(success_by_seed, "shell.json"),
     "algorithms": algorithms,
     "ablations": ablations,
