@@ -214,18 +214,6 @@ def success_by_seed(name: str) -> str:
     return "\n".join([f"| seed | {' | '.join(way.replace('_', ' ') for way in WAYS)} |", "|--:" * 5 + "|", *lines])
 
 
-def smollm2_games() -> str:
-    """Games by SmolLM2 instead of a tiny model."""
-    files = sorted(RESULTS.glob("smollm2-*.json"))
-    lines = [
-        f"| {file.stem.removeprefix('smollm2-')} | {item['seed']} | {_rates(item)} |"
-        for file in files
-        for item in results(file.name)["seeds"]
-    ]
-    heads = ["game", "seed", *(way.replace("_", " ") for way in WAYS)]
-    return "\n".join([f"| {' | '.join(heads)} |", "|---|" + "--:|" * 5, *lines])
-
-
 def tasksets() -> str:
     """Tasksets of verifiers by SmolLM2: rewards of the first and the last steps."""
     lines = []
@@ -397,7 +385,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "bandit": partial(success_by_seed, "bandit.json"),
     "guess": partial(success_by_seed, "guess.json"),
     "lake": partial(success_by_seed, "lake.json"),
-    "smollm2_games": smollm2_games,
     "tasksets": tasksets,
     "shell": partial(success_by_seed, "shell.json"),
     "algorithms": algorithms,
