@@ -2,7 +2,7 @@
 
 git clone https://github.com/PrimeIntellect-ai/verifiers
 .environments/verifiers/bin/pip install verifiers/environments/alphabet_sort verifiers/environments/reverse_text
-python bench/tasksets.py                                      # writes bench/results/TASKSET.json; hours of two cores
+python bench/tasksets.py                                      # writes bench/results/TASKSET.json; an hour of a core
 python bench/tasksets.py --taskset alphabet-sort --steps 1    # a small part of it; writes nothing without --out
 
 Their data are on the hub. In their place are names and phrases that are drawn here, of words of Python's manual.
