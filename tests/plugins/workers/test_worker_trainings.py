@@ -23,7 +23,8 @@ from tests.trainer.train.trainings import count_lines, read_metrics_without_time
 from trainer.cli import app
 from trainer.storage.rollout_file import Rollouts
 
-STEPS = 12
+STEPS = 40
+"""More than a quick machine takes while a worker is started again."""
 TOOLS = """
 tools:
   - {class_name: mtrl_plugins.demo.facts.lookup.LookUp, pure: true}
@@ -80,11 +81,11 @@ def train_here(place: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str
 
 
 def test_training_with_workers_is_the_same_through_kills_of_workers_and_of_itself(
-    place: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
-    train_here(place, monkeypatch, "--config", "run0.yaml", "--out", "alone")
-    run = place / "disturbed"
-    with run_process(place, "-m", "trainer.cli", "--config", "run2.yaml", "--out", "disturbed") as process:
+    alone, run = tmp_path / "alone", tmp_path / "disturbed"
+    train_here(place, monkeypatch, "--config", "run0.yaml", "--out", str(alone))
+    with run_process(place, "-m", "trainer.cli", "--config", "run2.yaml", "--out", str(run)) as process:
         wait_until(lambda: count_lines(run) > 1, process)
         trainer = psutil.Process(process.pid)
         killed = list_workers(trainer, "worker-0")[0]
@@ -94,13 +95,13 @@ def test_training_with_workers_is_the_same_through_kills_of_workers_and_of_itsel
         output = end_with(process, signal.SIGINT)
         assert process.returncode == 130 and "resume with: mtrl-train --resume" in output, output
         assert "the rollout worker worker-0 ended: killed by signal 9" in output
-    with run_process(place, "-m", "trainer.cli", "--resume", "--out", "disturbed") as process:
+    with run_process(place, "-m", "trainer.cli", "--resume", "--out", str(run)) as process:
         wait_until(lambda: count_lines(run) > 8, process)
         end_with(process, signal.SIGKILL)
-    output = train_here(place, monkeypatch, "--resume", "--out", "disturbed")
+    output = train_here(place, monkeypatch, "--resume", "--out", str(run))
     assert "rollouts are played by rollout workers: 2 of 2 up" in output
-    assert read_repeated(run) == read_repeated(place / "alone")
-    assert read_tokens(run) == read_tokens(place / "alone")
+    assert read_repeated(run) == read_repeated(alone)
+    assert read_tokens(run) == read_tokens(alone)
 
 
 def test_evaluation_at_the_end_is_played_by_workers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
