@@ -1,8 +1,7 @@
-"""Games of other packages, unchanged, learned by a model, tiny or SmolLM2, that was shown games played at random.
+"""Games of other packages, unchanged, learned by a tiny model from what it was shown of games played at random.
 
 python bench/games.py                                     # `make bench-games`; writes bench/results/GAME.json
 python bench/games.py --game lake --seeds 0 --steps 5     # a small part of it; writes nothing without --out
-python bench/games.py --smollm2 --game guess --seeds 0    # by SmolLM2, an hour; writes bench/results/smollm2-GAME.json
 
 For each seed, the model is shown games that were played at random or, where most are lost, those that were won: so it
 knows the moves, and at most a little of when to make which. Then the game's run file, which ships, is run with it.
@@ -27,8 +26,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import anyio  # noqa: E402
 from bars import JOBS, describe_environment, run_command, train_seeds  # noqa: E402
-from fetch_model import fetch_model  # noqa: E402
-from tasksets import THREADS, Chat, learn_chats  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from gateway.chat_messages import chat_content  # noqa: E402
@@ -79,10 +76,7 @@ TOKENIZED = 60
 WARM_STEPS = 400
 """Steps on games that were played at random."""
 LR = 2e-3
-SHOWN = 128
-"""Of these games, those that SmolLM2 is shown."""
-SMOLLM2 = ("update.lr=2e-5", "steps=12", "prompts=8", "update.warmup_steps=2", "update.micro_batch_tokens=1024")
-"""Changes of the job for SmolLM2."""
+Chat = list[dict[str, Any]]
 
 
 async def play_at_random(
@@ -133,7 +127,7 @@ class ChatWriter(DemonstrationWriter):
         return ledger
 
 
-def teach_tiny(folder: Path, chats: Sequence[Chat]) -> None:
+def learn_chats(folder: Path, chats: Sequence[Chat]) -> None:
     """Trains the model in a folder on the policy's turns of these chats."""
     model, writer = load_model(folder), ChatWriter(Template.load(folder), ())
     setup = WarmStartSetup(writer, lambda _seed, _kinds: cycle(cast("Any", chats)))
@@ -141,31 +135,24 @@ def teach_tiny(folder: Path, chats: Sequence[Chat]) -> None:
     model.save_pretrained(folder)
 
 
-def train_seed(name: str, steps: int | None, smollm2: bool, seed: int, folder: Path) -> dict[str, Any]:
+def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[str, Any]:
     """The model that learned from games played at random, and what the job makes of it."""
     game, job = GAMES[name], JOBS / f"{name}.yaml"
     python = ROOT / game.python / "bin" / "python"
-    changes = [f"environment.python={python}", f"seed={seed}", "evaluation.after=false"]
-    changes += SMOLLM2 if smollm2 else [f"update.lr={LR}"]
+    changes = [f"environment.python={python}", f"update.lr={LR}", f"seed={seed}", "evaluation.after=false"]
     play = partial(play_at_random, load_settings(TrainSettings, job, {}, overrides=changes), game.moves, seed)
     chats = anyio.run(
         partial(play, repeats=game.repeats, won=game.won), game.played if steps is None else game.played // 4
     )
-    if smollm2:
-        model, warm = learn_chats(folder, fetch_model(print), chats[:SHOWN], *([] if steps is None else ["steps=1"]))
-    else:
-        against_the_rules = anyio.run(partial(play, repeats=True), TOKENIZED)
-        model = build_model(folder / "model", [*chats, *against_the_rules], game.pieces, seed)
-        warm = time.process_time()
-        teach_tiny(model, chats)
-        warm = time.process_time() - warm
+    against_the_rules = anyio.run(partial(play, repeats=True), TOKENIZED)
+    model = build_model(folder / "model", [*chats, *against_the_rules], game.pieces, seed)
+    warm = time.process_time()
+    learn_chats(model, chats)
+    warm = time.process_time() - warm
     run = folder / "run"
-    threads = THREADS if smollm2 else 1
     fewer = [] if steps is None else ["--steps", str(steps)]
-    _, grpo = run_command(
-        ["--config", str(job), "--model", str(model), "--out", str(run), *fewer, *changes], folder, threads=threads
-    )
-    output, _ = run_command(["eval", str(run), "--json"], folder, threads=threads)
+    _, grpo = run_command(["--config", str(job), "--model", str(model), "--out", str(run), *fewer, *changes], folder)
+    output, _ = run_command(["eval", str(run), "--json"], folder)
     curve = [
         round(step["success/sampled"], 4) for step in read_metrics(run / METRICS_FILE) if "success/sampled" in step
     ]
@@ -179,18 +166,16 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--game", choices=GAMES, nargs="+", default=list(GAMES))
     options.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    options.add_argument("--smollm2", action="store_true", help="a real model instead of a tiny one")
     options.add_argument("--steps", type=int, help="fewer than the job's own")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
     args = options.parse_args()
     out = args.out or (RESULTS if args.steps is None else None)
     for game in args.game:
         about = describe_environment("shell") | {
-            "job": f"`python bench/games.py {'--smollm2 ' if args.smollm2 else ''}--game {game}`",
-            "core-s": "CPU of whole processes and their children; without imports if the warm start is a tiny model's",
+            "job": f"`python bench/games.py --game {game}`",
+            "core-s": "of the warm start, without imports; of the run, with its children and imports",
         }
-        result = f"smollm2-{game}" if args.smollm2 else game
-        train_seeds(result, args.seeds, partial(train_seed, game, args.steps, args.smollm2), about, out)
+        train_seeds(game, args.seeds, partial(train_seed, game, args.steps), about, out)
 
 
 if __name__ == "__main__":

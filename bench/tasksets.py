@@ -44,7 +44,6 @@ PYTHON = ROOT / ".environments" / "verifiers" / "bin" / "python"
 ROWS = 3000
 THREADS = len(os.sched_getaffinity(0))
 LR = 5e-6
-SFT_LR = 1e-4
 Row = Mapping[str, Any]
 Chat = list[dict[str, Any]]
 
@@ -86,18 +85,19 @@ class Taskset:
     shown: int
     """Tasks whose answers the model is shown."""
     shown_lr: float
+    """The learning rate meanwhile."""
     changes: tuple[str, ...]
     """Of its job, for a model and a machine of this size."""
 
 
 TASKSETS = {
     "alphabet-sort": Taskset(
-        "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128, SFT_LR,
+        "kalomaze/alphabetic-arxiv-authors-it1", draw_names, sort_names, 128, 1e-4,
         ("environment.args={min_turns: 3, max_turns: 3, max_names_per_turn: 2}", "steps=10",
          "prompts=8", "update.lr=2e-5", "limits={turn_tokens: 96, rollout_tokens: 768}"),
     ),
     "reverse-text": Taskset(
-        "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 1280, 4 * SFT_LR, ("limits.turn_tokens=64",)
+        "PrimeIntellect/Reverse-Text-RL", draw_phrases, reverse_text, 1280, 4e-4, ("limits.turn_tokens=64",)
     ),
 }  # fmt: skip
 
@@ -121,11 +121,11 @@ def answer_tasks(taskset: Taskset, settings: TrainSettings) -> Iterator[Chat]:
         yield chat
 
 
-def learn_chats(folder: Path, model: Path, chats: Iterable[Chat], *changes: str) -> tuple[Path, float]:
+def learn_chats(folder: Path, model: Path, chats: Iterable[Chat], lr: float, *changes: str) -> tuple[Path, float]:
     """The model that learned the assistant's turns of chats, and the core-seconds which that took."""
     traces, run = folder / "traces.jsonl", folder / "start"
     traces.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats), encoding="utf-8")
-    settings = [f"update.lr={SFT_LR}", "update.warmup_steps=3", "update.lr_scheduler=linear", "checkpoint.every=1000",
+    settings = [f"update.lr={lr}", "update.warmup_steps=3", "update.lr_scheduler=linear", "checkpoint.every=1000",
                 "update.micro_batch_tokens=1024", "template.sanity=ignore_strippable", *changes]  # fmt: skip
     given = ["sft", "--data", str(traces), "--model", str(model), "--out", str(run), "--batch", "16"]
     _, core_s = run_command([*given, *settings], folder, threads=THREADS)
@@ -144,9 +144,7 @@ def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[st
         write_data(folder / part, taskset, f"{seed}/{part}")
     with chdir(folder / "sft"):
         settings = load_settings(TrainSettings, job, {}, overrides=[*changes, f"model={model}"])
-        trained, sft = learn_chats(
-            folder, model, answer_tasks(taskset, settings), f"update.lr={taskset.shown_lr}", *few
-        )
+        trained, sft = learn_chats(folder, model, answer_tasks(taskset, settings), taskset.shown_lr, *few)
     run = folder / "run"
     given = ["--config", str(job), "--model", str(trained), "--out", str(run), *changes]
     _, grpo = run_command(given, folder, cwd=folder / "grpo", threads=THREADS)
