@@ -142,7 +142,9 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
         """The defaults of SFT: no group, no tools but those of the traces, no evaluation without tasks for it."""
         if not isinstance(values, dict) or values.get("sft") is None:
             return values
-        values = {"n": 1, "algorithm": {"name": "sft"}, "tools": (), **values}
+        values = {"n": 1, "algorithm": {}, "tools": (), **values}
+        if isinstance(values["algorithm"], dict):
+            values["algorithm"] = {"name": "sft", **values["algorithm"]}
         evaluation = values.get("evaluation") or {}
         has_tasks = isinstance(evaluation, dict) and evaluation.get("data") is not None
         if isinstance(evaluation, dict) and not has_tasks:

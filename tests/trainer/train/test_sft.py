@@ -101,6 +101,12 @@ def test_traces_are_no_tasks_to_evaluate_on(run: Run, model: Path) -> None:
             TrainSettings.model_validate({"sft": {}, "model": "m", "data": "d", **settings})
 
 
+def test_turns_to_learn_are_chosen_without_naming_the_algorithm(run: Run, model: Path) -> None:
+    run(*write_job(), "--model", model, "--steps", "1", "--out", "runs/one", "algorithm.credit.trained_turns=last")
+    [step] = read_metrics(Path("runs/one/metrics.jsonl"))
+    assert 0 < step["tokens/trained"] < step["tokens/sampled"]
+
+
 def test_source_of_traces_is_named_once_and_conditions_are_for_runs(run: Run, model: Path) -> None:
     job = write_job()
     assert "name either --data or --from" in run(*job, "--from", "runs/none", code=2)
