@@ -2,9 +2,11 @@
 
 python bench/games.py                                     # `make bench-games`; writes bench/results/GAME.json
 python bench/games.py --game lake --seeds 0 --steps 5     # a small part of it; writes nothing without --out
+python bench/games.py --smollm2 --seeds 0                 # `guess` by SmolLM2; writes bench/results/smollm2-guess.json
 
 For each seed, the model is shown games that were played at random or, where most are lost, those that were won: so it
 knows the moves, and at most a little of when to make which. Then the game's run file, which ships, is run with it.
+SmolLM2 is shown the last move of games that were won.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import anyio  # noqa: E402
 from bars import JOBS, describe_environment, run_command, train_seeds  # noqa: E402
+from fetch_model import fetch_model  # noqa: E402
+from tasksets import THREADS, Chat, learn_chats  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from gateway.chat_messages import chat_content  # noqa: E402
@@ -76,7 +80,13 @@ TOKENIZED = 60
 WARM_STEPS = 400
 """Steps on games that were played at random."""
 LR = 2e-3
-Chat = list[dict[str, Any]]
+SMOLLM2 = ("steps=25", "prompts=8", "limits={turn_tokens: 16, rollout_tokens: 640}", "update.lr=2e-5",
+           "update.warmup_steps=2", "update.micro_batch_tokens=1024", "update.dtype=bfloat16")  # fmt: skip
+"""Changes of the job of `guess` for SmolLM2."""
+SMOLLM2_SHOWN = 320
+"""Games that were won, of which it is shown the last move."""
+SMOLLM2_LR = 1e-4
+"""The learning rate meanwhile."""
 
 
 async def play_at_random(
@@ -127,7 +137,7 @@ class ChatWriter(DemonstrationWriter):
         return ledger
 
 
-def learn_chats(folder: Path, chats: Sequence[Chat]) -> None:
+def teach_tiny(folder: Path, chats: Sequence[Chat]) -> None:
     """Trains the model in a folder on the policy's turns of these chats."""
     model, writer = load_model(folder), ChatWriter(Template.load(folder), ())
     setup = WarmStartSetup(writer, lambda _seed, _kinds: cycle(cast("Any", chats)))
@@ -135,24 +145,39 @@ def learn_chats(folder: Path, chats: Sequence[Chat]) -> None:
     model.save_pretrained(folder)
 
 
-def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[str, Any]:
-    """The model that learned from games played at random, and what the job makes of it."""
-    game, job = GAMES[name], JOBS / f"{name}.yaml"
-    python = ROOT / game.python / "bin" / "python"
-    changes = [f"environment.python={python}", f"update.lr={LR}", f"seed={seed}", "evaluation.after=false"]
-    play = partial(play_at_random, load_settings(TrainSettings, job, {}, overrides=changes), game.moves, seed)
-    chats = anyio.run(
-        partial(play, repeats=game.repeats, won=game.won), game.played if steps is None else game.played // 4
-    )
-    against_the_rules = anyio.run(partial(play, repeats=True), TOKENIZED)
+def start_tiny(game: Game, settings: TrainSettings, steps: int | None, folder: Path) -> tuple[Path, float]:
+    """A tiny model that learned from games played at random, and the core-seconds which that took."""
+    play, seed = partial(play_at_random, settings, game.moves, settings.seed), settings.seed
+    count = game.played if steps is None else game.played // 4
+    chats = anyio.run(partial(play, count, repeats=game.repeats, won=game.won))
+    against_the_rules = anyio.run(partial(play, TOKENIZED, repeats=True))
     model = build_model(folder / "model", [*chats, *against_the_rules], game.pieces, seed)
     warm = time.process_time()
-    learn_chats(model, chats)
-    warm = time.process_time() - warm
+    teach_tiny(model, chats)
+    return model, time.process_time() - warm
+
+
+def start_smollm2(game: Game, settings: TrainSettings, steps: int | None, folder: Path) -> tuple[Path, float]:
+    """SmolLM2 after it was shown last moves, and the core-seconds which that took."""
+    shown = SMOLLM2_SHOWN if steps is None else SMOLLM2_SHOWN // 10
+    won = anyio.run(partial(play_at_random, settings, game.moves, settings.seed, 3 * shown, won=True))
+    last = ("algorithm.credit.trained_turns=last", "update.dtype=bfloat16")
+    return learn_chats(folder, fetch_model(print), won[:shown], SMOLLM2_LR, *last)
+
+
+def train_seed(name: str, steps: int | None, smollm2: bool, seed: int, folder: Path) -> dict[str, Any]:
+    """The model that learned from games played at random, and what the job makes of it."""
+    game, job = GAMES[name], JOBS / f"{name}.yaml"
+    python, threads = ROOT / game.python / "bin" / "python", THREADS if smollm2 else 1
+    changes = [f"environment.python={python}", f"seed={seed}", "evaluation.after=false"]
+    changes += SMOLLM2 if smollm2 else [f"update.lr={LR}"]
+    settings = load_settings(TrainSettings, job, {}, overrides=changes)
+    model, warm = (start_smollm2 if smollm2 else start_tiny)(game, settings, steps, folder)
     run = folder / "run"
-    fewer = [] if steps is None else ["--steps", str(steps)]
-    _, grpo = run_command(["--config", str(job), "--model", str(model), "--out", str(run), *fewer, *changes], folder)
-    output, _ = run_command(["eval", str(run), "--json"], folder)
+    fewer = [] if steps is None else [f"steps={steps}", "prompts=2", "evaluation.rows=4", "evaluation.final_rows=4"]
+    given = ["--config", str(job), "--model", str(model), "--out", str(run), *changes, *fewer]
+    _, grpo = run_command(given, folder, threads=threads)
+    output, _ = run_command(["eval", str(run), "--json"], folder, threads=threads)
     curve = [
         round(step["success/sampled"], 4) for step in read_metrics(run / METRICS_FILE) if "success/sampled" in step
     ]
@@ -164,18 +189,20 @@ def train_seed(name: str, steps: int | None, seed: int, folder: Path) -> dict[st
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--game", choices=GAMES, nargs="+", default=list(GAMES))
+    options.add_argument("--game", choices=GAMES, nargs="+", help="default: all; with --smollm2, `guess` alone")
     options.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    options.add_argument("--steps", type=int, help="fewer than the job's own")
+    options.add_argument("--smollm2", action="store_true", help="a real model instead of a tiny one")
+    options.add_argument("--steps", type=int, help="a small part, of so many steps")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
     args = options.parse_args()
     out = args.out or (RESULTS if args.steps is None else None)
-    for game in args.game:
+    for game in ["guess"] if args.smollm2 else args.game or GAMES:
         about = describe_environment("shell") | {
-            "job": f"`python bench/games.py --game {game}`",
-            "core-s": "of the warm start, without imports; of the run, with its children and imports",
+            "job": f"`python bench/games.py {'--smollm2' if args.smollm2 else f'--game {game}'}`",
+            "core-s": "of the warm start, a tiny model's without imports; of the run, with its children and imports",
         }
-        train_seeds(game, args.seeds, partial(train_seed, game, args.steps), about, out)
+        result = f"smollm2-{game}" if args.smollm2 else game
+        train_seeds(result, args.seeds, partial(train_seed, game, args.steps, args.smollm2), about, out)
 
 
 if __name__ == "__main__":
