@@ -6,9 +6,11 @@ Cancelling a call closes its request, which cancels the call on the server.
 
 from __future__ import annotations
 
+import secrets
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import anyio
@@ -28,6 +30,8 @@ RECONNECT_POLL_S = 0.5
 """How often a client tries again to open a session at a gateway that cannot be reached."""
 CLOSE_TIMEOUT_S = 100.0
 """A little more than the server's own limit for closing a session, besides what its last rewards may take."""
+ABANDON_TIMEOUT_S = 5.0
+"""How long closing a session may take whose opening was cancelled, or got no answer."""
 LIMITS = httpx2.Limits(max_connections=4096, max_keepalive_connections=512, keepalive_expiry=30.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
@@ -106,6 +110,7 @@ class RemoteGateway:
 
     async def begin(self, task: Task) -> RemoteSession:
         """Opens a session without a `with` block; the caller must close it, else it lives until it expires."""
+        task = replace(task, session_id=task.session_id or secrets.token_urlsafe(24))
         body = task_to_json(task) | {"form": "spec"}
         deadline = anyio.current_time() + self._reconnect_s
         while True:
@@ -113,10 +118,20 @@ class RemoteGateway:
                 return RemoteSession(self, await self.request_json("POST", "/v1/sessions", body))
             except Unavailable as error:
                 was_sent = not isinstance(error.__cause__, _NEVER_SENT)
+                if was_sent:
+                    await self._abandon(task.session_id)
                 if was_sent or anyio.current_time() >= deadline:
                     raise
+            except anyio.get_cancelled_exc_class():
+                await self._abandon(task.session_id)
+                raise
             await anyio.sleep(RECONNECT_POLL_S)
             await self._wait_for_servers()
+
+    async def _abandon(self, session_id: str) -> None:
+        """Closes a session that the server may have opened although its answer did not arrive."""
+        with anyio.move_on_after(ABANDON_TIMEOUT_S, shield=True), suppress(GatewayError):
+            await self.request_json("DELETE", f"/v1/sessions/{session_id}?abandoned=true")
 
     async def request_json(self, method: str, path: str, body: Any = None, within_s: float = 0.0) -> Any:
         """The response's JSON; raises the server's error message for an error response."""

@@ -112,6 +112,8 @@ class Gateway:
         self._task_group: TaskGroup | None = None
         self._stack = AsyncExitStack()
         self.sessions: dict[str, GatewaySession] = {}
+        self._taken_ids: set[str] = set()
+        """Those of sessions that are open or being opened."""
         self.loop_watchdog = LoopWatchdog()
         self.argument_checks = ArgumentChecks()
         self.observers: list[Observer] = []
@@ -226,12 +228,16 @@ class Gateway:
         if self.start.names:
             await self._wait_for_tools(task)
         offered = self.table if table is None else table()
-        session = self._make_session(secrets.token_urlsafe(24), task, offered, observers or self.observers)
+        session_id = task.session_id or secrets.token_urlsafe(24)
+        if session_id in self._taken_ids:
+            raise SessionError("a session with this id is open")
+        session = self._make_session(session_id, task, offered, observers or self.observers)
         session.late_servers = self.start.names
         running = {id(host.source): host for host in self._running}
         hosts = [running[id(source)] for source in session.sources]
         for host in hosts:
             host.users += 1  # before the first await, so that a reload meanwhile cannot close the source
+        self._taken_ids.add(session_id)
         session.stack.callback(self._release, session.id, hosts)
         try:
             for host in hosts:
@@ -244,6 +250,7 @@ class Gateway:
         return session
 
     def _release(self, session_id: str, hosts: Sequence[_RunningSource]) -> None:
+        self._taken_ids.discard(session_id)
         self.sessions.pop(session_id, None)
         for host in hosts:
             host.release()

@@ -225,6 +225,8 @@ class Task:
     """The name of the prepared state that it begins from, among the `states` of its servers."""
     hash_state: bool = False
     """Whether finishing the session hashes the states that its servers and sandboxes have then."""
+    session_id: str = ""
+    """The session's id, which nobody can guess; made by the gateway if it is empty."""
 
 
 ProgressHandler = Callable[[float, float | None, str | None], Awaitable[None]]

@@ -248,5 +248,6 @@ def task_to_json(task: Task) -> dict[str, Any]:
         "ttl_s": task.ttl_s,
         "state": task.state or None,
         "hash_state": task.hash_state or None,
+        "session_id": task.session_id or None,
     }
     return {name: value for name, value in values.items() if value is not None}

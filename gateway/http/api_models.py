@@ -61,6 +61,8 @@ class SessionRequest(StrictModel):
     """Name of the prepared state that it begins from, among the `states` of its servers."""
     hash_state: bool = False
     """Return the hashes of the states of its servers and sandboxes when the session is closed."""
+    session_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{32,64}$")] | None = None
+    """The session's id, so that it can be closed even if no answer arrives; random, since who knows it may use it."""
     strict: bool = False
     """Return strict schemas, and remove nulls for optional arguments before a call."""
     form: Form = "openai"

@@ -79,6 +79,7 @@ def _task_from_request(options: SessionRequest, ttl_s: float | None) -> Task:
         ttl_s=options.ttl_s or ttl_s,
         state=options.state,
         hash_state=options.hash_state,
+        session_id=options.session_id or "",
     )
 
 

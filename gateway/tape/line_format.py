@@ -54,8 +54,10 @@ OMITTED_IF_EMPTY = ("rollout", "state", "hash_state")
 
 
 def encode_task(task: Task) -> TapeLine:
-    """A task as JSON. An empty rollout is omitted: siblings are then distinguished by their requests."""
-    return {name: value for name, value in _encode_fields(task).items() if name not in OMITTED_IF_EMPTY or value}
+    """A task as JSON, without its session's id. An empty rollout is omitted: siblings are then distinguished by their
+    requests."""
+    encoded = _encode_fields(task, "session_id")
+    return {name: value for name, value in encoded.items() if name not in OMITTED_IF_EMPTY or value}
 
 
 def _decode_fields(line: TapeLine, read_blob: Callable[[str], bytes]) -> TapeLine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import anyio.lowlevel
@@ -165,6 +165,58 @@ async def test_cancelled_calls_and_rollouts_end_on_the_server(server: LiveServer
             await rolling.wait()
             tasks.cancel_scope.cancel()
         assert [*server.gateway.sessions] == [session.id]
+
+
+@asynccontextmanager
+async def keeping_answers_to_openings(url: str) -> AsyncIterator[str]:
+    """A way to the server on which no answer to an opening arrives, and from which it learns of no lost client."""
+
+    async def pass_on(source: SocketStream, target: SocketStream, keeps: bool, opening: list[bool]) -> None:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for data in source:
+                if not keeps:
+                    opening.append(data.startswith(b"POST /v1/sessions "))
+                elif opening[-1]:
+                    continue
+                await target.send(data)
+
+    async def serve(client: SocketStream) -> None:
+        server, opening = await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2])), [False]
+        async with server, client, anyio.create_task_group() as tasks:
+            tasks.start_soon(pass_on, client, server, False, opening)
+            tasks.start_soon(pass_on, server, client, True, opening)
+            await anyio.sleep_forever()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        yield f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "late"])
+async def test_session_whose_opening_was_not_answered_is_closed(server: LiveServer, is_cancelled: bool) -> None:
+    sessions = server.gateway.sessions
+    async with keeping_answers_to_openings(server.url) as url, RemoteGateway(url) as gateway:
+        async with anyio.create_task_group() as tasks:
+            if not is_cancelled:
+                gateway.__dict__["_http"].timeout = 0.5
+                with pytest.raises(Unavailable, match="ReadTimeout"):
+                    await gateway.begin(Task())
+            else:
+                tasks.start_soon(gateway.begin, Task())
+                await wait_until(lambda: bool(sessions))
+            tasks.cancel_scope.cancel()
+        assert not sessions
+
+
+async def test_id_of_an_open_session_opens_no_other(server: LiveServer) -> None:
+    async with RemoteGateway(server.url) as gateway, gateway.open() as session:
+        with pytest.raises(SessionError, match="a session with this id is open"):
+            await gateway.begin(Task(session_id=session.id))
+        with pytest.raises(SessionError, match="should match pattern"):
+            await gateway.begin(Task(session_id="1"))
+        assert (await session.call(make_call("add", '{"a": 1}'))).text == "1"
 
 
 async def test_expired_session_raises_session_error(server: LiveServer) -> None:
