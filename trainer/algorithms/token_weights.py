@@ -53,7 +53,7 @@ def load_token_weight_fn(name: str) -> TokenWeightFn:
     names = ", ".join(TOKEN_WEIGHT_FNS)
     remedy = f"write {names}, or module:function with a function that returns a number for each token of a ledger"
     if ":" not in name:
-        raise ConfigError(f"unknown rounds {name!r}", field=SETTING, remedy=remedy)
+        raise ConfigError(f"unknown turns {name!r}", field=SETTING, remedy=remedy)
     function: TokenWeightFn = load_plugin(name, SETTING)
     if not callable(function):
         raise ConfigError(f"{name!r} is not a function", field=SETTING, remedy=remedy)
