@@ -360,13 +360,13 @@ def _format_rollouts(rollouts: Mapping[str, Any]) -> Iterator[str]:
         yield "```"
 
 
-def describe_environment(job: str) -> dict[str, str]:
+def describe_environment(job: str, threads: int = 1) -> dict[str, str]:
     """Date, machine, versions and commands."""
-    load = os.getloadavg()[0]
+    load, used = os.getloadavg()[0], "one thread" if threads == 1 else f"{threads} threads"
     tools = "" if job in ("mcp-tasks", "shell") else "--tools tool_configs/ "
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, one thread; load {load:.1f} before the run",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {used}; load {load:.1f} before the run",
         "versions": f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}",
         "job": f"`mtrl-train {tools}--config {job} --seed N`, then `mtrl-train eval`",
         "core-s": "CPU of whole processes and their children, imports included",

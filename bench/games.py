@@ -197,7 +197,7 @@ def main() -> None:
     args = options.parse_args()
     out = args.out or (RESULTS if args.steps is None else None)
     for game in ["guess"] if args.smollm2 else args.game or GAMES:
-        about = describe_environment("shell") | {
+        about = describe_environment("shell", THREADS if args.smollm2 else 1) | {
             "job": f"`python bench/games.py {'--smollm2' if args.smollm2 else f'--game {game}'}`",
             "core-s": "of the warm start, a tiny model's without imports; of the run, with its children and imports",
         }

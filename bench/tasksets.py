@@ -165,7 +165,7 @@ def main() -> None:
     args = options.parse_args()
     out = args.out or (RESULTS if args.steps is None else None)
     for name in args.taskset:
-        about = describe_environment("shell") | {"job": f"`python bench/tasksets.py --taskset {name}`"}
+        about = describe_environment("shell", THREADS) | {"job": f"`python bench/tasksets.py --taskset {name}`"}
         train_seeds(name, args.seeds, partial(train_seed, name, args.steps), about, out)
 
 
