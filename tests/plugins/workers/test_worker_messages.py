@@ -74,7 +74,8 @@ def test_task_comes_back_as_it_was_and_each_blob_is_sent_once() -> None:
 
 def test_every_field_of_a_session_task_is_sent() -> None:
     sent = task_to_plain(TASK, Sides().ours)["session"]
-    assert set(sent) == {field.name for field in fields(SessionTask)} - {"rollout", "session_id"}  # Its player names both.
+    names = {field.name for field in fields(SessionTask)}
+    assert set(sent) == names - {"rollout", "session_id"}  # Its player names both.
 
 
 def test_columns_that_cannot_be_sent_are_told_at_the_start_by_row() -> None:
