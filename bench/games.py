@@ -189,12 +189,14 @@ def train_seed(name: str, steps: int | None, smollm2: bool, seed: int, folder: P
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--game", choices=GAMES, nargs="+", help="default: all; with --smollm2, `guess` alone")
+    options.add_argument("--game", choices=GAMES, nargs="+", help="default: all")
     options.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    options.add_argument("--smollm2", action="store_true", help="a real model instead of a tiny one")
+    options.add_argument("--smollm2", action="store_true", help="`guess` alone, by a real model")
     options.add_argument("--steps", type=int, help="a small part, of so many steps")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
     args = options.parse_args()
+    if args.smollm2 and args.game:
+        options.error("--smollm2 plays `guess` alone: leave --game out")
     out = args.out or (RESULTS if args.steps is None else None)
     for game in ["guess"] if args.smollm2 else args.game or GAMES:
         about = describe_environment("shell", THREADS if args.smollm2 else 1) | {
