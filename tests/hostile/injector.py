@@ -6,7 +6,6 @@ callers are the same for every trick: a native tool of the same gateway, called 
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
@@ -20,6 +19,7 @@ import anyio
 
 from gateway.config.models import Limits, Server
 from gateway.gateway import Gateway
+from gateway.http.uvicorn_server import collect_garbage_seldom
 from gateway.limits import LimitedToolset
 from gateway.loop_watchdog import LoopWatchdog
 from gateway.mcp_client.mcp_toolset import McpToolset
@@ -89,16 +89,10 @@ def assert_not_held(watchdog: LoopWatchdog, slowness_before: float = 1.0) -> Non
     assert process_s <= INTERPRETER_S * slowness, f"threads held it for {process_s:.3f} s {words}"
 
 
-def freeze_garbage() -> None:
-    """What tests before hold is not collected again, as in a server: collecting stops every thread."""
-    gc.collect()
-    gc.freeze()
-
-
 @asynccontextmanager
 async def healthy_calls(gateway: Gateway) -> AsyncIterator[Meanwhile]:
     """Calls a healthy tool of the gateway during the block, over and over."""
-    freeze_garbage()
+    collect_garbage_seldom()
 
     async def call_on() -> None:
         async with gateway.open(Task(tools=("add",))) as session:

@@ -19,6 +19,7 @@ from PIL import Image as Pillow
 
 from gateway.config.models import MediaLimits
 from gateway.gateway import Gateway
+from gateway.http.uvicorn_server import collect_garbage_seldom
 from gateway.large_json import run_beside
 from gateway.mcp_client.listing import ListingParser
 from gateway.mcp_client.mcp_session import ResultParsers
@@ -34,7 +35,6 @@ from tests.hostile.injector import (
     Meanwhile,
     add,
     assert_not_held,
-    freeze_garbage,
     gateway_beside,
     healthy_calls,
 )
@@ -81,7 +81,7 @@ ANSWERS: dict[str, Any] = {**TEXTS, **VALUES}
     ("trick", "layout"), [*((trick, "chat") for trick in ANSWERS), ("controls", "parts"), ("objects", "parts")]
 )
 async def test_large_answers_leave_over_http(trick: str, layout: str) -> None:
-    freeze_garbage()
+    collect_garbage_seldom()
     async with live_server_async(lambda: Gateway([answering(ANSWERS[trick])])) as server:
         client = ApiClient(server.url)
         session = (await client("POST", "/v1/sessions", b"{}")).json()["id"]
@@ -99,11 +99,11 @@ class CrowdedGateway(Gateway):
         await super().__aenter__()
         for _ in range(9_990):
             await self.begin(Task())
+        collect_garbage_seldom()  # As a server does once its gateway is ready.
         return self
 
 
 async def test_calls_over_http_beside_ten_thousand_sessions() -> None:
-    freeze_garbage()
     async with live_server_async(lambda: CrowdedGateway([answering("x")])) as server:
         client, watchdog = ApiClient(server.url), server.gateway.loop_watchdog
         watchdog.longest_own_s = watchdog.longest_process_s = 0.0  # Without what the test did.
@@ -201,7 +201,7 @@ def listed(specs: Sequence[ToolSpec]) -> Source:
 
 
 async def test_thousands_of_tools_are_listed() -> None:
-    freeze_garbage()
+    collect_garbage_seldom()
     parser = ListingParser("it", modern=False)
     parser.add_page(many_tools(20_000))
     specs = parser.listing.specs
@@ -224,7 +224,7 @@ BODIES = {
 
 @pytest.mark.parametrize("trick", BODIES)
 async def test_body_with_too_many_values_is_refused_beside_the_loop(trick: str) -> None:
-    freeze_garbage()
+    collect_garbage_seldom()
     async with live_server_async(lambda: Gateway(http_sources())) as server:
         client = ApiClient(server.url)
         body, status = BODIES[trick]

@@ -12,7 +12,7 @@ from anyio import from_thread
 from pydantic import SecretStr
 
 from gateway.http.settings import Settings
-from gateway.http.uvicorn_server import StopSignal
+from gateway.http.uvicorn_server import StopSignal, collect_garbage_seldom
 from gateway.loop_watchdog import LoopWatchdog
 from gateway.process.reaper import Reaper
 from gateway.sandbox.choose_provider import choose_provider
@@ -24,7 +24,7 @@ from gateway.state.prepared_state import PreparedStates
 from gateway.state.state_hash import hash_state
 from mtrl_plugins.sandboxes.sandbox_server import serving
 from mtrl_plugins.sandboxes.settings import RemoteSettings
-from tests.hostile.injector import PATIENCE_S, assert_not_held, freeze_garbage
+from tests.hostile.injector import PATIENCE_S, assert_not_held
 
 LARGE, TOKEN = 16 * 2**20, "a-token-of-the-tests"
 LARGE_SETTINGS = SandboxSettings(output_bytes=LARGE)
@@ -50,7 +50,7 @@ async def watched_sandbox(settings: SandboxSettings) -> AsyncIterator[tuple[Sand
     reaper, watchdog = Reaper(), LoopWatchdog(interval_s=0.005)
     try:
         async with opened(choose_provider(settings, reaper), settings) as sandbox:
-            freeze_garbage()
+            collect_garbage_seldom()
             with anyio.fail_after(PATIENCE_S):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(watchdog.run)
