@@ -30,8 +30,9 @@ RECONNECT_POLL_S = 0.5
 """How often a client tries again to open a session at a gateway that cannot be reached."""
 CLOSE_TIMEOUT_S = 100.0
 """A little more than the server's own limit for closing a session, besides what its last rewards may take."""
-ABANDON_TIMEOUT_S = 5.0
-"""How long closing a session may take whose opening was cancelled, or got no answer."""
+ABANDON_TIMEOUT_S = 1.0
+"""Time to send the request that closes a session whose opening was cancelled, or got no answer; the server completes
+it without us."""
 LIMITS = httpx2.Limits(max_connections=4096, max_keepalive_connections=512, keepalive_expiry=30.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
@@ -110,21 +111,20 @@ class RemoteGateway:
 
     async def begin(self, task: Task) -> RemoteSession:
         """Opens a session without a `with` block; the caller must close it, else it lives until it expires."""
-        task = replace(task, session_id=task.session_id or secrets.token_urlsafe(24))
-        body = task_to_json(task) | {"form": "spec"}
+        own_id = "" if task.session_id else secrets.token_urlsafe(24)
+        body = task_to_json(replace(task, session_id=task.session_id or own_id)) | {"form": "spec"}
         deadline = anyio.current_time() + self._reconnect_s
         while True:
             try:
                 return RemoteSession(self, await self.request_json("POST", "/v1/sessions", body))
-            except Unavailable as error:
+            except (SessionError, TooManySessions, ReplayError):
+                raise  # The gateway has opened none.
+            except (Exception, anyio.get_cancelled_exc_class()) as error:
                 was_sent = not isinstance(error.__cause__, _NEVER_SENT)
-                if was_sent:
-                    await self._abandon(task.session_id)
+                if was_sent and own_id:  # One with an id of the caller's may be another's.
+                    await self._abandon(own_id)
                 if was_sent or anyio.current_time() >= deadline:
                     raise
-            except anyio.get_cancelled_exc_class():
-                await self._abandon(task.session_id)
-                raise
             await anyio.sleep(RECONNECT_POLL_S)
             await self._wait_for_servers()
 
@@ -139,9 +139,12 @@ class RemoteGateway:
             answer = await self.request(method, path, body, within_s)
         except httpx2.TransportError as error:
             raise Unavailable(f"the gateway at {self.url} cannot be reached: {_format_error(error)}") from error
-        if answer.is_success:
+        if not answer.is_success:
+            raise _error_from_response(answer)
+        try:
             return answer.json()
-        raise _error_from_response(answer)
+        except ValueError as error:
+            raise GatewayError(f"what answers at {self.url} is no gateway: its answer is no JSON") from error
 
     async def request(self, method: str, path: str, body: Any = None, within_s: float = 0.0) -> httpx2.Response:
         """The response; the wait for one that the server needs `within_s` for is at least as long."""

@@ -96,6 +96,15 @@ def _split_at_name(path: str) -> tuple[str, str, str]:
 
 T = TypeVar("T")
 
+
+async def has_left(receive: Receive) -> bool:
+    """Whether the client of a request whose body was read has disconnected by now."""
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        return bool((await receive())["type"] == "http.disconnect")
+    return False
+
+
 GRACE_S = 0.2
 """Work that ends within this time is not watched for a disconnect: the extra task costs a tenth of a call and more.
 

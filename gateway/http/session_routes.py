@@ -45,9 +45,7 @@ async def open_session(app: AppState, request: Request) -> ASGIApp:
     is_held = request.query_choice("hold", ("false", "true")) == "true"
     options = await request.read_model(SessionRequest)
     task = _task_from_request(options, None if is_held else app.settings.ttl_s)
-    http_session = await app.disconnects.run_until_disconnect(
-        request.receive, partial(app.open_session, task, strict=options.strict)
-    )
+    http_session = await app.open_session(task, request.receive, strict=options.strict)
     specs = http_session.session.specs
 
     def build() -> dict[str, Any]:
@@ -115,8 +113,10 @@ async def get_session(app: AppState, request: Request) -> ASGIApp:
 
 async def close_session(app: AppState, request: Request) -> ASGIApp:
     """DELETE /v1/sessions/{id}; completes even if the client disconnects."""
-    is_abandoned = request.query_choice("abandoned", ("false", "true")) == "true"
-    http_session = app.find_session(request.path_params["id"], is_closing=is_abandoned)
+    is_abandoned, id = request.query_choice("abandoned", ("false", "true")) == "true", request.path_params["id"]
+    if is_abandoned and app.cancel_opening(id):
+        return json_response({"id": id, "rewards": []})
+    http_session = app.find_session(id, is_closing=is_abandoned)
     await http_session.session.close(is_abandoned=is_abandoned)
     if not http_session.session.has_rewards and not is_abandoned:
         raise Unavailable(NO_REWARDS)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import anyio
+from starlette.types import Receive
 
 from gateway.argument_checks import MAX_LENGTH
 from gateway.gateway import Gateway
 from gateway.http.activity import ActivityLog
-from gateway.http.endpoint import DisconnectWatcher
-from gateway.http.exchange import session_not_found
+from gateway.http.endpoint import DisconnectWatcher, has_left
+from gateway.http.exchange import ClientDisconnected, session_not_found
 from gateway.http.metrics import Metrics
 from gateway.http.settings import Settings
 from gateway.schema import drop_nulls, strict_schema
@@ -69,17 +71,43 @@ class AppState:
     def __init__(self, gateway: Gateway, settings: Settings, disconnects: DisconnectWatcher) -> None:
         self.gateway, self.settings, self.disconnects = gateway, settings, disconnects
         self.sessions: dict[str, HttpSession] = {}
+        self._openings: dict[anyio.CancelScope, str] = {}
+        """Of each session that is being opened, the id that its client has chosen."""
         self.metrics = Metrics(gateway)
         self.activity = ActivityLog(gateway, disconnects.stopping)
         gateway.observers.extend((self.metrics.observe, self.activity.observe))
 
-    async def open_session(self, task: Task, *, strict: bool) -> HttpSession:
-        session = await self.gateway.begin(task)
+    async def open_session(self, task: Task, receive: Receive, *, strict: bool) -> HttpSession:
+        """Opens a session; leaves none, and raises `ClientDisconnected`, if its client leaves or abandons it first."""
+        session: GatewaySession | None = None
+
+        async def begin() -> None:
+            nonlocal session
+            session = await self.gateway.begin(task)
+
+        with anyio.CancelScope() as opening, suppress(ClientDisconnected):
+            self._openings[opening] = task.session_id
+            try:
+                await self.disconnects.cancel_on_disconnect(receive, opening.cancel, begin)
+            finally:
+                del self._openings[opening]
+        if session is None:
+            raise ClientDisconnected
+        if opening.cancel_called or await has_left(receive):
+            await session.close(is_abandoned=True)
+            raise ClientDisconnected
         schemas = {spec.name: spec.parameters for spec in session.specs} if strict else {}
         http_session = HttpSession(session, schemas, is_strict=strict)
         self.sessions[session.id] = http_session
         session.stack.callback(self._forget, session.id)
         return http_session
+
+    def cancel_opening(self, id: str) -> bool:
+        """Ends the opening of a session with this id, if there is one."""
+        found = [opening for opening, opened_id in self._openings.items() if opened_id == id]
+        for opening in found:
+            opening.cancel()
+        return bool(found)
 
     def find_session(self, id: str, *, is_closing: bool = False) -> HttpSession:
         """The open session with this id, or one that is closing; raises the 404 problem if there is none."""

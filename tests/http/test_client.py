@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -168,8 +169,9 @@ async def test_cancelled_calls_and_rollouts_end_on_the_server(server: LiveServer
 
 
 @asynccontextmanager
-async def keeping_answers_to_openings(url: str, hangs_up: bool) -> AsyncIterator[str]:
-    """A way to the server on which no answer to an opening arrives, and from which it learns of no lost client."""
+async def keeping_answers_to_openings(url: str, instead: bytes | None = None) -> AsyncIterator[str]:
+    """A way to the server on which no answer to an opening arrives, and from which it learns of no lost client; the
+    client gets this `instead`, is hung up on if that is empty, or waits."""
 
     async def pass_on(source: SocketStream, target: SocketStream, keeps: bool, opening: list[bool]) -> None:
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -177,7 +179,9 @@ async def keeping_answers_to_openings(url: str, hangs_up: bool) -> AsyncIterator
                 if not keeps:
                     opening.append(data.startswith(b"POST /v1/sessions "))
                 elif opening[-1]:
-                    if hangs_up:
+                    if instead:
+                        await target.send(instead)
+                    elif instead is not None:
                         await target.aclose()
                     continue
                 await target.send(data)
@@ -196,19 +200,80 @@ async def keeping_answers_to_openings(url: str, hangs_up: bool) -> AsyncIterator
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("hangs_up", [True, False], ids=["lost", "cancelled"])
-async def test_session_whose_opening_was_not_answered_is_closed(server: LiveServer, hangs_up: bool) -> None:
-    sessions = server.gateway.sessions
-    async with keeping_answers_to_openings(server.url, hangs_up) as url, RemoteGateway(url) as gateway:
+@pytest.mark.parametrize(
+    ("instead", "error"),
+    [
+        (b"", "RemoteProtocolError"),
+        (b"HTTP/1.1 504 Gateway Timeout\r\nContent-Length: 4\r\n\r\n<h1>", "status 504"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<h1>", "is no JSON"),
+    ],
+    ids=["lost", "a proxy's error", "a proxy's page"],
+)
+async def test_session_whose_opening_was_not_answered_is_closed(server: LiveServer, instead: bytes, error: str) -> None:
+    async with keeping_answers_to_openings(server.url, instead) as url, RemoteGateway(url) as gateway:
+        with pytest.raises(GatewayError, match=error):
+            await gateway.begin(Task())
+        assert not server.gateway.sessions
+
+
+async def test_session_whose_opening_was_cancelled_is_closed(server: LiveServer) -> None:
+    async with (
+        keeping_answers_to_openings(server.url) as url,
+        RemoteGateway(url) as gateway,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(gateway.begin, Task())
+        await wait_until(lambda: bool(server.gateway.sessions))
+        tasks.cancel_scope.cancel()
+    assert not server.gateway.sessions
+
+
+async def test_cancelled_opening_with_the_id_of_an_open_session_leaves_that_alone(server: LiveServer) -> None:
+    async with RemoteGateway(server.url) as gateway, gateway.open() as session:
         async with anyio.create_task_group() as tasks:
-            if hangs_up:
-                with pytest.raises(Unavailable, match="RemoteProtocolError"):
-                    await gateway.begin(Task())
-            else:
-                tasks.start_soon(gateway.begin, Task())
-                await wait_until(lambda: bool(sessions))
+            tasks.start_soon(gateway.begin, Task(session_id=session.id))
+            await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
-        await wait_until(lambda: not sessions)
+        assert (await session.call(make_call("add", '{"a": 1}'))).text == "1"
+
+
+class SlowGateway(Gateway):
+    """A gateway whose sessions are opened when a test says so."""
+
+    is_opening = may_open = False
+
+    async def _open_source(self, *args: Any) -> None:
+        self.is_opening = True
+        await wait_until(lambda: self.may_open)
+        await super()._open_source(*args)
+
+    def has_none(self) -> bool:
+        return not self._taken_ids
+
+
+async def test_cancelled_opening_that_is_under_way_is_ended_whoever_is_between() -> None:
+    async with live_server_async(lambda: SlowGateway(http_sources())) as server:
+        slow = cast("SlowGateway", server.gateway)
+        async with (
+            keeping_answers_to_openings(server.url) as url,
+            RemoteGateway(url) as gateway,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(gateway.begin, Task())
+            await wait_until(lambda: slow.is_opening)
+            tasks.cancel_scope.cancel()
+        await wait_until(slow.has_none)
+
+
+async def test_session_whose_client_dies_while_it_is_opened_is_closed() -> None:
+    async with live_server_async(lambda: SlowGateway(http_sources())) as server:
+        slow = cast("SlowGateway", server.gateway)
+        async with await anyio.connect_tcp("127.0.0.1", int(server.url.rpartition(":")[2])) as client:
+            head = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 2"
+            await client.send(b"POST /v1/sessions HTTP/1.1\r\n" + head + b"\r\n\r\n{}")
+            await wait_until(lambda: slow.is_opening)
+        slow.may_open = True  # Sooner than its client is watched.
+        await wait_until(slow.has_none)
 
 
 async def test_id_of_an_open_session_opens_no_other(server: LiveServer) -> None:
