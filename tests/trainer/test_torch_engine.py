@@ -179,15 +179,21 @@ def test_other_sequences_change_no_id_and_no_bit_of_a_logprob(family: str, threa
     torch.set_num_threads(1)
 
 
-async def test_siblings_share_a_lane_as_long_as_they_sample_the_same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, chunk_counts = tiny_models.load_model(), []
-    forward = DenseModel.__call__
+@pytest.fixture
+def chunk_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sequences each step computes."""
+    counts, forward = [], DenseModel.__call__
 
     def count_chunks(model: DenseModel, chunks: list[Chunk], kv_cache: KVCache) -> torch.Tensor:
-        chunk_counts.append(len(chunks))
+        counts.append(len(chunks))
         return forward(model, chunks, kv_cache)
 
     monkeypatch.setattr(DenseModel, "__call__", count_chunks)
+    return counts
+
+
+async def test_siblings_share_a_lane_as_long_as_they_sample_the_same_ids(chunk_counts: list[int]) -> None:
+    model = tiny_models.load_model()
     same_prompts = [(0, 20, Sampling(max_tokens=length, temperature=0)) for length in (4, 9, 9, 6)]
     async with TorchEngine(model) as engine:
         for (_, length, sampling), generation in zip(
@@ -199,14 +205,20 @@ async def test_siblings_share_a_lane_as_long_as_they_sample_the_same_ids(monkeyp
     assert chunk_counts == [1] * 9
 
 
-async def test_long_prompts_are_prefilled_in_chunks_next_to_decoding() -> None:
+async def test_long_prompts_are_prefilled_in_chunks_next_to_decoding(
+    monkeypatch: pytest.MonkeyPatch, chunk_counts: list[int]
+) -> None:
+    monkeypatch.setattr(continuous_batch, "MAX_STEP_TOKENS", 32)
     model = tiny_models.load_model("qwen2", seed=2)
+    # The first ends early, and the long prompt takes its place before the second, which goes on.
+    requests = [(seed, length, Sampling(max_tokens=most, temperature=0)) for seed, length, most in
+                ((0, 3, 4), (1, 9, 24), (2, 560, 24))]  # fmt: skip
     async with TorchEngine(model, max_sequences=4) as engine:
-        requests = [(seed, length, GREEDY) for seed, length in enumerate((550, 3, 560, 540, 9))]
-        for (seed, length, _), generation in zip(requests, await _generate_all(engine, requests), strict=True):
-            assert generation.ids == tiny_models.generate_greedy(
-                model, tiny_models.random_prompt(length, seed=seed), 24
-            )
+        generations = await _generate_all(engine, requests)
+    for (seed, length, sampling), generation in zip(requests, generations, strict=True):
+        prompt = tiny_models.random_prompt(length, seed=seed)
+        assert generation.ids == tiny_models.generate_greedy(model, prompt, sampling.max_tokens)
+    assert chunk_counts[4:17] == [2] * 13, "an id and a chunk in each step"
 
 
 async def test_seed_repeats_the_generation(engine: TorchEngine) -> None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from trainer.engine.torch.decode_ahead import DecodeAhead
 
 MAX_STEP_TOKENS = 1024
-"""Tokens in one step, which reads all weights once; longer prompts are prefilled in chunks, so that other sequences are
-not held up."""
+"""Tokens of prompts in one step, which reads all weights once; longer prompts are prefilled in chunks, beside which
+each sequence that decodes gets its next id."""
 PREFILL_FACTOR = 4
 """The same where decoding runs ahead, in multiples: a GPU takes hardly longer for as many."""
 MAX_BURST_S = 0.02
@@ -208,12 +208,13 @@ class ContinuousBatch:
         """One step of these lanes, or of the first of them."""
         chunks, lanes, budget = [], [], MAX_STEP_TOKENS * (PREFILL_FACTOR if self._ahead else 1)
         for lane in candidates:
-            ids = lane.ids[lane.cached_length : lane.cached_length + budget]
+            decodes = lane.cached_length == len(lane.ids) - 1
+            ids = lane.ids[lane.cached_length : lane.cached_length + (1 if decodes else budget)]
             if ids:
                 end = lane.cached_length + len(ids)
                 chunks.append(Chunk(lane.slot, lane.cached_length, end, ids, lane.sequences[0].prepared))
                 lanes.append(lane)
-                budget -= len(ids)
+                budget -= 0 if decodes else len(ids)
         self._kv_cache.reserve({chunk.slot: chunk.end for chunk in chunks}, len(self.lanes))
         logits = self._model(chunks, self._kv_cache)
         ready = []
