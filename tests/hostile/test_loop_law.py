@@ -97,9 +97,9 @@ class CrowdedGateway(Gateway):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
+        collect_garbage_seldom()  # As a server does before its first session.
         for _ in range(9_990):
             await self.begin(Task())
-        collect_garbage_seldom()  # As a server does once its gateway is ready.
         return self
 
 
