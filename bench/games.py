@@ -197,10 +197,10 @@ def main() -> None:
     args = options.parse_args()
     if args.smollm2 and args.game:
         options.error("--smollm2 plays `guess` alone: leave --game out")
-    out = args.out or (RESULTS if args.steps is None else None)
+    out, seeds = args.out or (RESULTS if args.steps is None else None), f"--seeds {' '.join(map(str, args.seeds))}"
     for game in ["guess"] if args.smollm2 else args.game or GAMES:
         about = describe_environment("shell", THREADS if args.smollm2 else 1) | {
-            "job": f"`python bench/games.py {'--smollm2' if args.smollm2 else f'--game {game}'}`",
+            "job": f"`python bench/games.py {'--smollm2' if args.smollm2 else f'--game {game}'} {seeds}`",
             "core-s": "of the warm start, a tiny model's without imports; of the run, with its children and imports",
         }
         result = f"smollm2-{game}" if args.smollm2 else game

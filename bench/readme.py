@@ -240,7 +240,7 @@ def seeds_with_cost(name: str) -> str:
     """A job, seed by seed, with what it cost in all."""
     seeds = results(name)["seeds"]
     lines = [f"| {item['seed']} | {_rates(item)} | {item['warm_core_s'] + item['grpo_core_s']:.0f} |" for item in seeds]
-    heads = [*(way.replace("_", " ") for way in WAYS), "core-s in all"]
+    heads = [*(way.replace("_", " ") for way in WAYS), "core-s of training"]
     return "\n".join([f"| seed | {' | '.join(heads)} |", "|--:" * 6 + "|", *lines])
 
 

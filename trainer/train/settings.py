@@ -158,6 +158,11 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
             return
         if self.algorithm.name != "sft" or self.n != 1 or self.mode != "synchronous":
             raise ValueError("`sft` needs `algorithm.name: sft`, `n: 1` and `mode: synchronous`; leave them out")
+        if self.algorithm.credit.kind != "outcome" or self.algorithm.dynamic_sampling:
+            raise ValueError(
+                "a trace has no siblings, and no reward but 1; leave `algorithm.credit.kind` and"
+                " `algorithm.dynamic_sampling` out"
+            )
         if self.evaluation.data is None and (self.evaluation.every or self.evaluation.after):
             raise ValueError("traces are no tasks to evaluate on; name some with `evaluation.data`")
 

@@ -96,8 +96,11 @@ def test_dry_run_shows_the_first_trace_by_token(run: Run, model: Path) -> None:
 def test_traces_are_no_tasks_to_evaluate_on(run: Run, model: Path) -> None:
     run(*write_job(), "--model", model, "--steps", "1", "--out", "runs/one")
     assert "name tasks with --data" in run("eval", "runs/one", code=2)
-    for settings in ({"evaluation": {"every": 1}}, {"n": 2}, {"mode": "asynchronous"}, {"algorithm": {"name": "grpo"}}):
-        with pytest.raises(ValueError, match=r"sft|traces"):
+    algorithms = ({"name": "grpo"}, {"credit": {"kind": "turns"}}, {"dynamic_sampling": True})
+    for settings in (
+        {"evaluation": {"every": 1}}, {"n": 2}, {"mode": "asynchronous"}, *({"algorithm": each} for each in algorithms)
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"`sft` needs|no tasks|no siblings"):
             TrainSettings.model_validate({"sft": {}, "model": "m", "data": "d", **settings})
 
 
