@@ -217,15 +217,12 @@ async def test_session_whose_opening_was_not_answered_is_closed(server: LiveServ
 
 
 async def test_session_whose_opening_was_cancelled_is_closed(server: LiveServer) -> None:
-    async with (
-        keeping_answers_to_openings(server.url) as url,
-        RemoteGateway(url) as gateway,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(gateway.begin, Task())
-        await wait_until(lambda: bool(server.gateway.sessions))
-        tasks.cancel_scope.cancel()
-    assert not server.gateway.sessions
+    async with keeping_answers_to_openings(server.url) as url, RemoteGateway(url) as gateway:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(gateway.begin, Task())
+            await wait_until(lambda: bool(server.gateway.sessions))
+            tasks.cancel_scope.cancel()
+        assert not server.gateway.sessions
 
 
 async def test_cancelled_opening_with_the_id_of_an_open_session_leaves_that_alone(server: LiveServer) -> None:
@@ -254,15 +251,12 @@ class SlowGateway(Gateway):
 async def test_cancelled_opening_that_is_under_way_is_ended_whoever_is_between() -> None:
     async with live_server_async(lambda: SlowGateway(http_sources())) as server:
         slow = cast("SlowGateway", server.gateway)
-        async with (
-            keeping_answers_to_openings(server.url) as url,
-            RemoteGateway(url) as gateway,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(gateway.begin, Task())
-            await wait_until(lambda: slow.is_opening)
-            tasks.cancel_scope.cancel()
-        await wait_until(slow.has_none)
+        async with keeping_answers_to_openings(server.url) as url, RemoteGateway(url) as gateway:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(gateway.begin, Task())
+                await wait_until(lambda: slow.is_opening)
+                tasks.cancel_scope.cancel()
+            await wait_until(slow.has_none)
 
 
 async def test_session_whose_client_dies_while_it_is_opened_is_closed() -> None:
