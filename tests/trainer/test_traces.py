@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ from trainer.template import Template
 
 CALL = {"name": "look_up", "arguments": {"word": "gnu"}}
 QUESTION = {"role": "user", "content": "What is a gnu?"}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": CALL}]}
+RESULT = {"role": "tool", "content": "an animal"}
 SPEC = ToolSpec("look_up", TOOL["function"]["description"], TOOL["function"]["parameters"])
 ROWS: dict[str, dict[str, Any]] = {
     "messages": {
         "messages": [
             QUESTION,
-            {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": CALL}]},
-            {"role": "tool", "content": "an animal"},
+            CALLING,
+            RESULT,
             {"role": "assistant", "content": "#### animal"},
         ],
         "tools": [TOOL],
@@ -179,6 +182,38 @@ async def test_turn_of_weight_zero_is_read_and_not_learned() -> None:
             "function.name: is missing",
         ),
         ({"text": "x"}, "messages: is missing"),
+        *(
+            ({"messages": [QUESTION, text_turn("x")], "tools": tools}, "tools: are no schemas of tools")
+            for tools in (
+                5,
+                True,
+                [TOOL, "x"],
+                [{"function": "calculate"}],
+                [{"function": None}],
+                [{"name": 5}],
+                [{"name": "a", "parameters": "x"}],
+                [{"name": "a", "parameters": {"properties": []}}],
+            )
+        ),
+        ({"messages": [QUESTION, text_turn("x")], "tools": [TOOL, TOOL]}, "tools: has two tools named 'look_up'"),
+        ({"messages": [QUESTION, text_turn("x") | {"tool_calls": 5}]}, "messages[1].tool_calls: is no list of calls"),
+        *(
+            (
+                {"messages": [QUESTION, text_turn("") | {"tool_calls": [{"function": function}]}]},
+                "function.name: is missing",
+            )
+            for function in ("calculate", None)
+        ),
+        ({"messages": [QUESTION, text_turn("x") | {"content": ["hi"]}]}, "messages[1].content: is neither a text nor"),
+        (
+            {"messages": [QUESTION, text_turn("a"), text_turn("b")]},
+            "messages[2]: follows another turn of the assistant",
+        ),
+        ({"messages": [QUESTION, CALLING, text_turn("b")]}, "messages[1]: has calls without a result"),
+        (
+            {"messages": [QUESTION, CALLING | {"tool_calls": [{"function": CALL}] * 2}, RESULT, text_turn("b")]},
+            "messages[1]: makes 2 calls, and 1 results follow",
+        ),
     ],
 )
 def test_row_that_cannot_be_learned_is_named(row: dict[str, Any], words: str) -> None:
@@ -201,19 +236,39 @@ async def test_turn_that_the_parser_reads_otherwise_is_named(turn: dict[str, Any
     assert "rows.jsonl:7: messages[1]" in str(caught.value) and words in str(caught.value)
 
 
-async def test_trace_that_is_too_long_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"rows.jsonl:7: does not fit into `limits.rollout_tokens` \(20\)"):
-        await play_trace(make_runner(hermes(), rollout_tokens=20), read(ROWS["messages"]))
+@pytest.mark.parametrize("row", [ROWS["messages"], {"messages": [QUESTION, text_turn("gnu " * 30)]}])
+async def test_trace_that_is_too_long_is_named_whichever_turn_makes_it_so(row: dict[str, Any]) -> None:
+    whole = len((await play_trace(make_runner(hermes()), read(row))).ledger)
+    await play_trace(make_runner(hermes(), rollout_tokens=whole), read(row))
+    with pytest.raises(ConfigError, match=rf"rows.jsonl:7: messages: has {whole} tokens, and `limits.rollout_tokens`"):
+        encode_trace(read(row), hermes(), (SPEC,), whole - 1)
+
+
+async def test_parts_of_text_are_one_text() -> None:
+    def text(content: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": content}]
+
+    parts = {"messages": [{"role": "user", "content": text("Say hi")}, {"role": "assistant", "content": text("hi")}]}
+    first, second = [
+        await play_trace(make_runner(hermes()), read(row))
+        for row in (parts, {"prompt": "Say hi", "completion": "hi"})
+    ]  # fmt: skip
+    assert first.ledger.ids == second.ledger.ids
 
 
 async def test_conditions_choose_rollouts(tmp_path: Path) -> None:
     rollout, _ = await record(tmp_path)
     for text, holds in {
         "": True, "turns = 2": True, "calls > 0 and turns<=2": True, "calls > 1": False, "step == 1": True,
-        "stop == done": True, "task != 'one'": False, "reward >= 1": False, "accuracy > 0": False,
+        "stop == done": True, "task != 'one'": False, "reward >= 1": False, "accuracy > 0": False, "invalid == 0": True,
     }.items():  # fmt: skip
-        assert parse_where(text)(rollout) is holds, text
-    with pytest.raises(ConfigError, match="is no condition"):
-        parse_where("reward is good")
+        assert all(each.holds(rollout) for each in parse_where(text)) is holds, text
+    assert [each.holds(replace(rollout, task="1")) for each in parse_where("task == 1")] == [True]
+    for text, problem in {
+        "reward is good": "is no condition", "reward >= 0,5": "compared with '0,5', which is no number",
+        "Reward >= 0": "rollouts have no 'Reward'.*did you mean 'reward'", "outcmoe == 1": "rollouts have no 'outcmoe'",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=f"(?s){problem}"):
+            RunTraces(tmp_path, TraceOptions(text))
     with pytest.raises(ConfigError, match="has no rollout where calls > 1"):
         RunTraces(tmp_path, TraceOptions("calls > 1"))

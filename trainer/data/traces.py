@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
+from gateway.types import Outcome, ToolSpec
 from gateway.types import Task as SessionTask
-from gateway.types import ToolSpec
 from trainer.data.dataset import RowSource, open_rows
 from trainer.data.row_media import Row, RowMedia
 from trainer.data.tasks import MAX_ROW_ERRORS, LazyTasks, require_valid
@@ -125,8 +127,23 @@ def read_trace(row: Row, location: str, media: RowMedia, system: str = "") -> Tr
     if errors:
         raise ConfigErrors(errors)
     opening, rest = chat[: trained[0]], chat[trained[0] : trained[-1] + 1]
+    _require_answers(chat, trained, lambda index, *problem: report(f"{field}[{index}]", *problem))
+    if errors:
+        raise ConfigErrors(errors)
     session_task = SessionTask(tools=names)
     return TraceTask("", tuple(opening), None, session_task, row, location, rest=tuple(rest), tools=tools)
+
+
+def _require_answers(chat: Sequence[Message], trained: Sequence[int], report: Callable[[int, str, str], None]) -> None:
+    """Reports turns of the assistant with nothing between them, and calls without a result before the next turn."""
+    for index, following in pairwise(trained):
+        calls = len(chat[index].get("tool_calls") or ())
+        results = sum(message["role"] == "tool" for message in chat[index + 1 : following])
+        if following == index + 1 and not calls:
+            report(following, "follows another turn of the assistant", "join them, or add the message between them")
+        elif results < calls:
+            problem = f"makes {calls} calls, and {results} results follow" if results else "has calls without a result"
+            report(index, problem, 'add {"role": "tool", "content": "..."} for each call')
 
 
 def _read_chat(row: Row, report: Report) -> tuple[str, list[dict[str, Any]]]:
@@ -162,8 +179,12 @@ def _read_message(field: str, value: Any, report: Report) -> dict[str, Any]:
     if WEIGHT in message and message[WEIGHT] not in (0, 1):
         report(f"{field}.{WEIGHT}", f"is {message[WEIGHT]!r:.40}", "write 0 for a turn that is only read, or 1")
     calls = message.pop("tool_calls", None) or []
-    message.setdefault("content", "")
-    if not isinstance(message["content"], str | list):
+    if not isinstance(calls, list):
+        report(f"{field}.tool_calls", "is no list of calls", 'write [{"function": {"name": "...", "arguments": {}}}]')
+        calls = []
+    content = message.setdefault("content", "")
+    parts = content if isinstance(content, list) else []
+    if not isinstance(content, str | list) or not all(isinstance(part, Mapping) for part in parts):
         report(f"{field}.content", "is neither a text nor a list of parts", 'write "..."')
     if calls:
         message["tool_calls"] = [_read_call(f"{field}.tool_calls[{n}]", call, report) for n, call in enumerate(calls)]
@@ -175,7 +196,8 @@ def _read_message(field: str, value: Any, report: Report) -> dict[str, Any]:
 
 def _read_call(field: str, value: Any, report: Report) -> dict[str, Any]:
     """A call with its arguments as text, whether they were an object or a text."""
-    function = value.get("function", value) if isinstance(value, Mapping) else {}
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    function = function if isinstance(function, Mapping) else {}
     name, arguments = function.get("name"), function.get("arguments", "{}")
     if not (isinstance(name, str) and name):
         report(f"{field}.function.name", "is missing", 'write {"function": {"name": "...", "arguments": {...}}}')
@@ -226,18 +248,34 @@ def _read_tools(value: Any, report: Report) -> tuple[tuple[ToolSpec, ...] | None
     if value is None:
         return None, None
     listed = _parse(value) if isinstance(value, str) and value.strip() else value or []
-    if isinstance(listed, list) and listed and all(isinstance(item, str) for item in listed):
+    listed = listed if isinstance(listed, list) else [None]
+    if listed and all(isinstance(item, str) for item in listed):
         return None, tuple(listed)
-    functions = [item.get("function", item) for item in listed if isinstance(item, Mapping)] if listed else []
-    if not isinstance(listed, list) or len(functions) != len(listed) or not all(f.get("name") for f in functions):
+    functions = [item.get("function", item) for item in listed if isinstance(item, Mapping)]
+    empty = {"type": "object", "properties": {}}
+    specs = [
+        ToolSpec(
+            f.get("name") or "",
+            f.get("description") or "",
+            next((f[key] for key in ("parameters", "inputSchema") if f.get(key) is not None), empty),
+        )
+        for f in functions
+        if isinstance(f, Mapping)
+    ]
+    if len(specs) != len(listed) or not all(map(_is_tool, specs)):
         report("tools", "are no schemas of tools", 'write [{"type": "function", "function": {"name": ...}}], or names')
         return None, None
-    empty = {"type": "object", "properties": {}}
-    schemas = [
-        next((f[key] for key in ("parameters", "inputSchema") if f.get(key) is not None), empty) for f in functions
-    ]
-    named = zip(functions, schemas, strict=True)
-    return tuple(ToolSpec(f["name"], f.get("description") or "", schema) for f, schema in named), None
+    names = [spec.name for spec in specs]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        report("tools", f"has two tools named {twice!r}", "leave one out")
+    return tuple(specs), None
+
+
+def _is_tool(spec: ToolSpec) -> bool:
+    """Whether a tool of a row has a name, and parameters that may be a schema of its arguments."""
+    is_named = isinstance(spec.name, str) and bool(spec.name) and isinstance(spec.description, str)
+    properties = spec.parameters.get("properties", {}) if isinstance(spec.parameters, Mapping) else None
+    return is_named and isinstance(properties, Mapping)
 
 
 def _parse(text: str) -> Any:
@@ -265,17 +303,20 @@ class RunTraces(LazyTasks):
     def __init__(self, folder: Path, options: TraceOptions) -> None:
         self._rollouts, self._options = Rollouts(folder), options
         self._folder = folder
-        is_wanted = parse_where(options.where)
+        conditions, components = parse_where(options.where), set[str]()
         self._numbers: list[tuple[int, int]] = []
         """Rollouts that are wanted, and their ledgers: each is a trace, for each is what the policy saw."""
         for number, rollout in self._rollouts.numbered():
-            if not rollout.stop.is_infrastructure and is_wanted(rollout):
+            components |= rollout.rewards.keys()
+            if not rollout.stop.is_infrastructure and all(each.holds(rollout) for each in conditions):
                 if options.drop_examples and rollout.earlier:
                     problem = f"rollout {number} has several histories, of which only the first begins with examples"
                     remedy = "leave `drop_examples` out, or such rollouts with `where`"
                     raise ConfigError(problem, file=folder, field="sft.drop_examples", remedy=remedy)
                 ledgers = (index for index, ledger in enumerate(rollout.ledgers) if ledger.turns)
                 self._numbers += [(number, index) for index in ledgers]
+        for each in conditions:
+            each.require_known(components)
         if not self._numbers:
             problem = f"has no rollout where {options.where}" if options.where else "has no rollout to learn from"
             raise ConfigError(problem, file=folder, field="sft.where", remedy="ask for less, or collect more")
@@ -331,51 +372,67 @@ def _step_of(group: str) -> int | None:
     return int(first) if first.isdecimal() else None
 
 
-FIELDS: Mapping[str, Callable[[Rollout], Any]] = {
-    "reward": lambda rollout: rollout.reward,
-    "turns": lambda rollout: len(rollout.turns),
-    "calls": lambda rollout: sum(len(turn.calls) for turn in rollout.turns),
-    "tokens": lambda rollout: sum(map(len, rollout.ledgers)),
-    "step": lambda rollout: rollout.step if rollout.step is not None else _step_of(rollout.group),
+TEXTS: Mapping[str, Callable[[Rollout], str]] = {
     "kind": lambda rollout: rollout.kind,
     "stop": lambda rollout: str(rollout.stop),
     "task": lambda rollout: rollout.task,
 }
-"""What conditions may ask of a rollout."""
+NUMBERS: Mapping[str, Callable[[Rollout], float | None]] = {
+    "reward": lambda rollout: rollout.reward,
+    "turns": lambda rollout: len(rollout.turns),
+    "calls": lambda rollout: sum(len(turn.calls) for turn in rollout.turns),
+    "invalid": lambda rollout: sum(
+        outcome is Outcome.INVALID for ledger in rollout.ledgers for entry in ledger for outcome in entry.outcomes
+    ),
+    "tokens": lambda rollout: sum(map(len, rollout.ledgers)),
+    "step": lambda rollout: rollout.step if rollout.step is not None else _step_of(rollout.group),
+}
+"""What conditions may ask of a rollout; other names are those of reward components."""
 SIGNS = {">=": operator.ge, "<=": operator.le, "!=": operator.ne, "==": operator.eq, "=": operator.eq}
 SIGNS |= {">": operator.gt, "<": operator.lt}
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(>=|<=|!=|==|=|>|<)\s*(\"[^\"]*\"|'[^']*'|\S+)\s*")
 
 
-def parse_where(text: str) -> Callable[[Rollout], bool]:
-    """Conditions on rollouts, such as `reward >= 1 and calls > 0`; a name of a reward component counts as a field."""
-    conditions = [_parse_condition(part) for part in re.split(r"\band\b", text)] if text.strip() else []
-    return lambda rollout: all(condition(rollout) for condition in conditions)
+def parse_where(text: str) -> list[Condition]:
+    """Conditions on rollouts, such as `reward >= 1 and calls > 0`."""
+    return [_parse_condition(part) for part in re.split(r"\band\b", text)] if text.strip() else []
 
 
-def _parse_condition(text: str) -> Callable[[Rollout], bool]:
+class Condition(NamedTuple):
+    """A condition on rollouts."""
+
+    name: str
+    compare: Callable[[Any, Any], bool]
+    value: str | float
+
+    def holds(self, rollout: Rollout) -> bool:
+        field = TEXTS.get(self.name) or NUMBERS.get(self.name) or (lambda rollout: rollout.rewards.get(self.name))
+        found = field(rollout)
+        return found is not None and self.compare(found, self.value)
+
+    def require_known(self, components: Collection[str]) -> None:
+        """Raises ConfigError unless the name is known, or that of a reward component."""
+        known = [*NUMBERS, *TEXTS, *components]
+        if self.name not in known:
+            near = closest_match(self.name, known)
+            remedy = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"rollouts have no {self.name!r}", field="sft.where", remedy=remedy)
+
+
+def _parse_condition(text: str) -> Condition:
     match = _CONDITION.fullmatch(text)
     if match is None:
-        remedy = f"write `reward >= 1 and calls > 0`; there are {', '.join(FIELDS)}, and the run's reward components"
+        fields = ", ".join([*NUMBERS, *TEXTS])
+        remedy = f"write `reward >= 1 and calls > 0`; there are {fields}, and the run's reward components"
         raise ConfigError(f"{text.strip()!r:.80} is no condition", field="sft.where", remedy=remedy)
-    name, compare = match[1], SIGNS[match[2]]
-    word = match[3].strip("\"'")
-    value: Any = word
-    if match[3] == word:
-        try:
-            value = float(word)
-        except ValueError:
-            value = word
-
-    def holds(rollout: Rollout) -> bool:
-        found = FIELDS[name](rollout) if name in FIELDS else rollout.rewards.get(name)
-        if found is None:
-            return False
-        if isinstance(found, str) != isinstance(value, str):
-            return bool(compare(str(found), str(value)))
-        return bool(compare(found, value))
-
-    return holds
+    name, word = match[1], match[3].strip("\"'")
+    if name in TEXTS:
+        return Condition(name, SIGNS[match[2]], word)
+    try:
+        return Condition(name, SIGNS[match[2]], float(word))
+    except ValueError:
+        problem = f"{name!r} is compared with {word!r:.40}, which is no number"
+        raise ConfigError(problem, field="sft.where", remedy=f"write `{name} {match[2]} 0.5`") from None
 
 
 def iterate_problems(traces: Sequence[Task], check: Callable[[TraceTask], None]) -> Iterator[ConfigError]:

@@ -43,7 +43,7 @@ from trainer.rollout.steppers import (
 )
 from trainer.rollout.task import Task
 from trainer.template import Cause, Template, find_drifts
-from trainer.template.media_layout import MediaLayout, has_media
+from trainer.template.media_layout import MediaLayout, has_media, join_text
 
 if TYPE_CHECKING:
     from trainer.template import Template
@@ -372,7 +372,7 @@ class RolloutLoop:
     async def _prepare_media(self, messages: Sequence[Message]) -> MediaLayout:
         """Prepares messages for the template; decoding images is done in a thread."""
         if not has_media(messages):
-            return MediaLayout(tuple(messages))
+            return MediaLayout(tuple(map(join_text, messages)))
         return await to_thread.run_sync(self.template.prepare_media, messages)
 
     def _append(self, step: Step, layout: MediaLayout, ended: bool, specs: Sequence[ToolSpec]) -> None:

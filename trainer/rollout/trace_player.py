@@ -20,6 +20,7 @@ from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import RolloutEnd, RolloutStart, Step, Turn
 from trainer.template.chat_template import function_schema
 from trainer.template.errors import TemplateError
+from trainer.template.media_layout import join_text
 from trainer.template.render_reply import render_reply
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 UNLIMITED = 2**31
 OTHER_PARSER = "name the model's own format with `template.parser`, or change the row"
+OF_A_RUN = "leave rollouts with such calls out: `where: invalid == 0`, besides what else is asked of them"
 
 
 class EncodedTrace(NamedTuple):
@@ -39,13 +41,20 @@ class EncodedTrace(NamedTuple):
     turns: list[tuple[int, ...]]
 
 
-def encode_trace(task: TraceTask, template: Template, specs: Sequence[ToolSpec]) -> EncodedTrace:
+def encode_trace(
+    task: TraceTask, template: Template, specs: Sequence[ToolSpec], rollout_tokens: int = UNLIMITED
+) -> EncodedTrace:
     """Encodes a trace where the run has this template and these tools. Raises ConfigError, with the row."""
     offered = task.offered(specs)
     if task.tools is not None:
         template = template.with_tools(offered)
     task = _fit_call_ids(task, template)
-    return EncodedTrace(task, offered, template, _encode_turns(template, task, offered))
+    turns = _encode_turns(template, task, offered)
+    before = template.prepare_media([*add_instructions(task.messages, offered), *task.rest[:-1]]).messages
+    if (tokens := len(template.encode_prompt(before, offered)) + len(turns[-1])) > rollout_tokens:
+        problem = f"has {tokens:,} tokens, and `limits.rollout_tokens` is {rollout_tokens:,}"
+        raise ConfigError(problem, file=task.location, field="messages", remedy="raise it, or leave the row out")
+    return EncodedTrace(task, offered, template, turns)
 
 
 def _encode_turns(template: Template, task: TraceTask, specs: Sequence[ToolSpec]) -> list[tuple[int, ...]]:
@@ -68,14 +77,15 @@ def _encode_turn(
     template: Template, task: TraceTask, before: Sequence[Message], number: int, specs: Sequence[ToolSpec]
 ) -> tuple[int, ...]:
     message = task.rest[number - len(task.messages)]
-    turn = {key: value for key, value in message.items() if key != WEIGHT}
+    turn = join_text({key: value for key, value in message.items() if key != WEIGHT})
     field = f"messages[{number}]"
     try:
         ids = render_reply(template, template.prepare_media(before).messages, turn, specs)
     except TemplateError as error:
         raise ConfigError(error.problem, file=task.location, field=field, remedy=error.remedy) from error
     if problem := _find_difference(template, ids, turn):
-        raise ConfigError(problem, file=task.location, field=field, remedy=OTHER_PARSER)
+        remedy = OF_A_RUN if task.recorded else OTHER_PARSER
+        raise ConfigError(problem, file=task.location, field=field, remedy=remedy)
     return ids
 
 
@@ -142,7 +152,8 @@ async def play_trace(runner: RolloutRunner, task: TraceTask, *, group: str = "")
 
     Raises ConfigError, with the row, for a trace that does not come to its end.
     """
-    task, specs, template, turns = encode_trace(task, runner.template, runner.gateway.specs)
+    limit = runner.limits.rollout_tokens
+    task, specs, template, turns = encode_trace(task, runner.template, runner.gateway.specs, limit)
     limits = RolloutLimits.model_construct(
         **runner.limits.model_dump()
         | dict.fromkeys(("assistant_turns", "user_turns", "tool_calls", "invalid_turns", "turn_tokens"), UNLIMITED)
@@ -156,8 +167,8 @@ async def play_trace(runner: RolloutRunner, task: TraceTask, *, group: str = "")
         stepper=TraceStepper(task, turns),
     )
     rollout = await played.run(task, group=group)
-    if rollout.stop is StopReason.LENGTH_ROLLOUT:
-        problem = f"does not fit into `limits.rollout_tokens` ({limits.rollout_tokens})"
+    if rollout.stop is StopReason.LENGTH_ROLLOUT or len(rollout.ledger) > limit:
+        problem = f"does not fit into `limits.rollout_tokens` ({limit:,})"
         raise ConfigError(problem, file=task.location, remedy="raise it, or leave the row out")
     if rollout.stop is not StopReason.DONE:
         problem = f"cannot be played ({rollout.stop}: {rollout.reason})"

@@ -118,7 +118,7 @@ def prepare_media(
     replaced = [collector.replace_in(message) for message in messages]
     if layout == "user_message":
         replaced = list(_move_to_user_message(replaced))
-    return MediaLayout(tuple(map(_join_text, replaced)), tuple(collector.media), tuple(collector.widths))
+    return MediaLayout(tuple(map(join_text, replaced)), tuple(collector.media), tuple(collector.widths))
 
 
 def _is_medium(part: Any) -> bool:
@@ -146,7 +146,7 @@ def _refer_to_next(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": "[image: see the next message]"} if part["type"] == "image" else part
 
 
-def _join_text(message: dict[str, Any]) -> dict[str, Any]:
+def join_text(message: Message) -> Message:
     """Content of text parts alone becomes a string, which every template supports."""
     content = message.get("content")
     if isinstance(content, list) and all(part.get("type") == "text" for part in content):

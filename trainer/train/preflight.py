@@ -170,12 +170,12 @@ def _check_machine(settings: TrainSettings) -> Iterator[Finding]:
 
 
 def _check_traces(job: Job) -> Iterator[Finding]:
-    """Traces that the template cannot write, or whose calls its parser does not read back."""
+    """Traces that are too long, that the template cannot write, or whose calls its parser does not read back."""
     from trainer.data.traces import TraceTask, iterate_problems  # only `sft` has any
     from trainer.rollout.trace_player import encode_trace
 
     def check(task: TraceTask) -> None:
-        encode_trace(task, job.template, job.gateway.specs)
+        encode_trace(task, job.template, job.gateway.specs, job.settings.limits.rollout_tokens)
 
     for traces in job.tasks.train.values():
         for error in iterate_problems(traces, check):
