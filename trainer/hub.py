@@ -27,7 +27,7 @@ def announce(text: str) -> None:
     sys.stderr.write(f"mtrl-train: {text}\n")
 
 
-def find_model(name: str | Path, *, with_code: bool = False) -> Path:
+def find_model(name: str | Path, *, with_code: bool = False, field: str = "model") -> Path:
     """A model's folder: the one of this name, or one that the hub's model `org/name@revision` was fetched into."""
     folder, match = Path(name).expanduser(), HUB_NAME.fullmatch(str(name))
     if match is None or folder.exists() or folder.is_symlink():
@@ -46,7 +46,7 @@ def find_model(name: str | Path, *, with_code: bool = False) -> Path:
         return Path(hub.snapshot_download(match["name"], **wanted))
     except Exception as error:  # boundary: the network, the hub and its client may fail in any way
         problem, remedy = explain_hub_error(error, match["name"])
-        raise ConfigError(f"{name} is no folder here, and {problem}", field="model", remedy=remedy) from error
+        raise ConfigError(f"{name} is no folder here, and {problem}", field=field, remedy=remedy) from error
 
 
 def explain_hub_error(error: Exception, name: str) -> tuple[str, str]:

@@ -195,11 +195,17 @@ import sys
 from gateway.errors import ConfigError
 from trainer.data.dataset import open_rows
 from trainer.hub import find_model
+from trainer.cli.run_file import fetch_model
+from trainer.train.settings import TrainSettings
 for name in sys.argv[1:]:
     try:
         if name.startswith("data:"):
             rows = open_rows(name.removeprefix("data:"), "train")
             print(len(rows), rows[2]["prompt"], rows.location(2))
+        elif name.startswith("teacher:"):
+            kl = {"reference": {"model": name.removeprefix("teacher:")}}
+            given = TrainSettings.model_validate({"data": "rows", "model": "m", "algorithm": {"kl": kl}})
+            print(fetch_model(given).algorithm.kl.reference.model)
         else:
             folder = find_model(name)
             print(folder, sorted(file.name for file in folder.iterdir()))
@@ -255,6 +261,12 @@ def test_a_data_set_is_read_and_what_the_hub_does_not_give_refused_with_the_way_
     assert "org/missing is no folder here, and the hub has none of this name that you may read" in missing
     assert "the hub has no such revision of it" in revision
     assert "org/missing: is not a file or folder here, and no data set of this name can be loaded" in data
+
+
+def test_a_teacher_is_fetched_by_its_name(hub: Hub, tmp_path: Path) -> None:
+    (found, missing), told = ask(hub, tmp_path, "teacher:org/tiny", "teacher:org/missing")
+    assert f"snapshots/{SHA}" in found and f"fetching org/tiny from {hub.url} (" in told
+    assert missing.startswith("algorithm.kl.reference.model: org/missing is no folder here, and the hub has none")
 
 
 def test_without_a_network_names_are_refused_by_name(hub: Hub, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class ReferenceSettings(FrozenModel):
     (on-policy distillation). Its tokens must be those of the model."""
 
     model: Annotated[str, Field(min_length=1)] | None = None
-    """The teacher's folder."""
+    """The teacher's folder, or its name on the hub."""
     url: Annotated[str, Field(pattern="^https?://")] | None = None
     """Or the address of an SGLang server that serves it."""
     timeout_s: PositiveFloat = 120.0

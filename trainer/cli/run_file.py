@@ -80,8 +80,14 @@ def load_settings(
 
 
 def fetch_model(settings: Settings) -> Settings:
-    """The settings with the model's folder in place of its name on the hub."""
+    """The settings with the folders of the model, and of a teacher, in place of their names on the hub."""
     given: Any = settings
+    algorithm: Any = getattr(given, "algorithm", None)
+    reference: Any = algorithm and algorithm.kl.reference
+    if reference and HUB_NAME.fullmatch(reference.model or ""):
+        teacher = find_model(reference.model, field="algorithm.kl.reference.model")
+        kl = algorithm.kl.model_copy(update={"reference": reference.model_copy(update={"model": str(teacher)})})
+        settings = settings.model_copy(update={"algorithm": algorithm.model_copy(update={"kl": kl})})
     if not HUB_NAME.fullmatch(str(given.model)):
         return settings
     folder = find_model(given.model, with_code=given.trust_remote_code)
