@@ -285,7 +285,6 @@ async def compare_run(
     checkpoint = Checkpoints(run).find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
     if checkpoint is None:
         raise ConfigError("the run has no checkpoint yet", file=run, remedy="continue the run with --resume")
-    _keep_earlier(run / EVALUATION_FOLDER)
     trust_model(settings, run)
     async with open_job(settings, objects=objects) as job:
         policy = await to_thread.run_sync(Policy.load, job.model, settings.update)
@@ -302,7 +301,6 @@ async def evaluate_model(
 ) -> Comparison:
     """Evaluates a run file's model as it is, sampled and greedy, and saves the rollouts in `out`."""
     settings = _for_evaluation(given, rows, data)
-    _keep_earlier(out / EVALUATION_FOLDER)
     trust_model(settings, Path(settings.model))
     async with open_job(settings) as job, _open_engine(job, None, out, console) as engine:
         tasks = job.held_out(settings.evaluation.final_rows)
@@ -324,6 +322,7 @@ def _for_evaluation(settings: TrainSettings, rows: int | None, data: str | None)
 async def _open_engine(job: Job, policy: Policy | None, out: Path, console: Console) -> AsyncIterator[Engine]:
     """The engine, with players that use it; the evaluation's own settings are saved, by which it is judged later."""
     folder, log = out / EVALUATION_FOLDER, partial(console.print, markup=False)
+    _keep_earlier(folder)  # Not before the job is open: a mistake in its settings leaves the earlier one where it is.
     async with job.make_engine(folder, policy, log) as engine, job.open_player(engine, folder, log):
         about = {"model": str(job.model), "settings": job.settings.model_dump(mode="json")}
         folder.mkdir(parents=True, exist_ok=True)

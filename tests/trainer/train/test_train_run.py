@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.errors import ConfigError
 from mtrl_plugins.demo.facts.facts_demo import build_model
 from tests.metrics_page import describe_metric
 from tests.trainer.algorithms.scored_groups import outcomes
@@ -74,7 +75,9 @@ async def test_success_before_and_after_is_compared(run: Path) -> None:
     console = string_console()
     console.print(comparison.table)
     assert "pass^3" in console.file.getvalue() and "task by task" in console.file.getvalue()  # type: ignore[attr-defined]
-    (sampled, greedy) = compare_runs(run, run).values()
+    with pytest.raises(ConfigError, match=r"nope\.jsonl"):
+        await compare_run(run, 8, "./nope.jsonl", string_console())
+    (sampled, greedy) = compare_runs(run, run).values()  # It was not moved for one that could not start.
     assert sampled.summary["tasks"] == 8 and not sampled.changed and not greedy.changed
 
 
@@ -85,6 +88,8 @@ async def test_model_alone_is_evaluated_and_judged_by_its_own_settings(tmp_path:
     stored = Rollouts(tmp_path / "a" / "eval" / "greedy")
     assert len(stored) == 4 and {turn.version for one in stored for turn in one.turns} == {0}
     await evaluate_model(small_job(reward={"success_at": -1}), 4, None, string_console(), tmp_path / "b")
+    with pytest.raises(ConfigError, match=r"nope\.jsonl"):
+        await evaluate_model(small_job(), 4, "./nope.jsonl", string_console(), tmp_path / "a")
     greedy = compare_runs(tmp_path / "a", tmp_path / "b")["greedy"]
     assert greedy.summary["first"] == comparison.variants["greedy"].all.value and greedy.summary["second"] == 1
 
