@@ -135,6 +135,22 @@ def test_a_word_in_the_wrong_place_is_told_with_the_option_it_belongs_to(
     assert code == 2 and says in " ".join(output.replace("│", " ").split())
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["eval", "folder", "--rows", "0"], "'--rows': Input should be greater than or equal to 1"),
+        (["eval", "folder", "--json", "--rows", "-3"], "'--rows': Input should be greater than or equal to 1"),
+        *(
+            (["sft", "--from", "folder", "--epochs", epochs], f"--epochs: is a finite number above 0, not {epochs}")
+            for epochs in ("0", "-1", "inf", "nan")
+        ),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_at_once(place: Path, words: list[str], says: str) -> None:
+    code, output = run_words(*words)
+    assert code == 2 and says in " ".join(output.replace("│", " ").split())
+
+
 def test_a_file_that_another_account_keeps_for_itself_is_told_with_the_remedy(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

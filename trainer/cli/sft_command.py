@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +51,7 @@ def sft(
     ] = False,
     model: Annotated[str | None, typer.Option(metavar="PATH", help="A model's folder. Default: that of --from")] = None,
     tools: Annotated[str | None, typer.Option(metavar="DIR|URL", help="Tools of traces that bring none.")] = None,
-    epochs: Annotated[float, typer.Option(min=0, help="Passes over the traces.")] = 1.0,
+    epochs: Annotated[float, typer.Option(help="Passes over the traces.")] = 1.0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps, instead of epochs.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help=f"Traces a step. Default: {BATCH}")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate. Default: by the model's size")] = None,
@@ -72,6 +72,8 @@ def sft(
     Every trace is checked before the first step: what is trained is read back by the parser of tool calls. The run is
     resumed, shown, evaluated and exported as any other.
     """
+    if not 0 < epochs < inf:
+        raise typer.BadParameter(f"is a finite number above 0, not {epochs:g}", param_hint="--epochs")
     given = {"model": model, "tools": tools, "seed": seed, "out": out, "prompts": batch}
     traces = {"where": where, "system": system, "drop_examples": drop_examples or None}
 

@@ -292,7 +292,7 @@ EVALUATED = (
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run's folder, or a run file: its model alone.")],
     overrides: OverrideWords = None,
-    rows: Annotated[int | None, typer.Option(help="Number of tasks. Default: the run's setting")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Number of tasks. Default: the run's setting")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Other tasks than the run's.")] = None,
     k: Annotated[int | None, typer.Option("--k", min=1, help="Sampled tries of each task: pass@k and pass^k.")] = None,
     out: Annotated[
