@@ -262,8 +262,9 @@ def test_what_cannot_be_compared_is_named_with_its_remedy(run: RunCommand) -> No
     with RolloutWriter(Path("e")) as writer:
         writer.add(Rollout("one", LEDGER, StopReason.DONE, "e-0", 0))
     for first, second, message in (
-        ("a", "d", "d: has no evaluation"),
-        ("a", "nowhere", "make one with `mtrl-train eval nowhere`"),
+        ("a", "d", "d: has no evaluation remedy: make one with `mtrl-train eval d`"),
+        ("a", "nowhere", "nowhere: there is no such run"),
+        ("nowhere", "a", "nowhere: there is no such run"),
         ("a", "b", "has no evaluation of a kind that a has"),
         ("c", "a/eval/greedy", "has no task that c has too"),
         ("e", "c", "no rollout has a score of 'answer'"),

@@ -91,8 +91,13 @@ def sft(
 
 def _run_values(run: Path) -> dict[str, Any]:
     """The settings of a run, of training or of rollouts alone, that its traces need."""
-    from trainer.storage.run_files import read_run_info
+    from trainer.storage.rollout_file import ROLLOUTS_FILE
+    from trainer.storage.run_files import read_run_info, require_run
 
+    require_run(run)
+    if not (run / ROLLOUTS_FILE).is_file():
+        remedy = "name a run whose first rollout has ended, or name other traces with --data"
+        raise ConfigError("the run has no rollouts", file=run, remedy=remedy)
     saved = read_run_info(run).get("settings") or {}
     return {name: saved[name] for name in OF_THE_RUN if saved.get(name) is not None}
 

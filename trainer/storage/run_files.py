@@ -46,6 +46,13 @@ def find_run_folder(folder: Path) -> Path:
     )
 
 
+def require_run(folder: Path) -> None:
+    """Raises ConfigError if there is no such folder."""
+    if not os.path.isdir(folder):
+        remedy = "name a folder that `mtrl-train --out` or `mtrl-train rollout --out` wrote"
+        raise ConfigError("there is no such run", file=folder, remedy=remedy)
+
+
 def read_run_info(folder: Path) -> Mapping[str, Any]:
     """The content of run.json; empty if the run has not started."""
     try:

@@ -19,7 +19,7 @@ from gateway.errors import ConfigError
 from gateway.plural import format_count
 from trainer.reward.settings import RewardSettings
 from trainer.storage.rollout_file import ROLLOUTS_FILE, Rollouts
-from trainer.storage.run_files import find_run_folder, read_run_info
+from trainer.storage.run_files import find_run_folder, read_run_info, require_run
 
 RESAMPLES = 2000
 """Bootstrap samples of tasks."""
@@ -137,6 +137,8 @@ class OutcomeComparison:
 
 def compare_runs(first: Path, second: Path) -> dict[str, OutcomeComparison]:
     """Compares the evaluations that two folders have: runs, or folders with scored rollouts."""
+    for folder in (first, second):
+        require_run(folder)
     sides = [dict(_find_evaluations(folder)) for folder in (first, second)]
     names = [name for name in sides[0] if name in sides[1]]
     if not names:

@@ -113,6 +113,9 @@ def test_turns_to_learn_are_chosen_without_naming_the_algorithm(run: Run, model:
 def test_source_of_traces_is_named_once_and_conditions_are_for_runs(run: Run, model: Path) -> None:
     job = write_job()
     assert "name either --data or --from" in run(*job, "--from", "runs/none", code=2)
+    assert "runs/none: there is no such run\n  remedy: " in run("sft", "--from", "runs/none", code=2)
+    Path("runs/new").mkdir(parents=True)
+    assert "runs/new: the run has no rollouts\n  remedy: " in run("sft", "--from", "runs/new", code=2)
     assert "is for the rollouts of a run" in run(*job, "--model", model, "--where", "reward > 0", code=2)
 
 
