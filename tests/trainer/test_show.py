@@ -227,14 +227,20 @@ def test_sign_test_counts_the_throws_of_a_coin() -> None:
         assert sign_test(better, worse) == pytest.approx(min(1.0, sum(uneven) / len(throws)))
 
 
-def write_rollouts(folder: Path, outcomes: dict[str, Sequence[int]]) -> Path:
+def ask(question: str, *, system: str = "") -> Ledger:
+    """The ledger with another question, perhaps after a system prompt."""
+    messages = ({"role": "system", "content": system},) * bool(system) + ({"role": "user", "content": question},)
+    return Ledger((replace(LEDGER.entries[0], messages=messages), *LEDGER.entries[1:]))
+
+
+def write_rollouts(folder: Path, outcomes: dict[str, Sequence[int]], ledger: Ledger = LEDGER) -> Path:
     """Rollouts of tasks, each with what its tries scored."""
     with RolloutWriter(folder) as writer:
         for number, (task, scores) in enumerate(outcomes.items()):
             for index, score in enumerate(scores):
                 rewards = {"answer": float(score)}
-                writer.add(Rollout(task, LEDGER, StopReason.DONE, f"e-{number}", index, rewards=rewards))
-            writer.add(Rollout(task, LEDGER, StopReason.TOOL_FAILED, f"e-{number}", len(scores)))  # Counts nowhere.
+                writer.add(Rollout(task, ledger, StopReason.DONE, f"e-{number}", index, rewards=rewards))
+            writer.add(Rollout(task, ledger, StopReason.TOOL_FAILED, f"e-{number}", len(scores)))  # Counts nowhere.
     return folder
 
 
@@ -254,6 +260,14 @@ def test_runs_are_compared_task_by_task(run: RunCommand) -> None:
     assert "four" in shown and "1/1" in shown and "│ one" not in shown
 
 
+def test_one_common_task_has_no_interval_and_another_system_prompt_is_no_other_task(run: RunCommand) -> None:
+    write_rollouts(Path("a"), {"one": [0], "old": [1]})
+    write_rollouts(Path("b"), {"one": [1]}, ask("Add 1 and 2.", system="Think."))
+    shown = run("compare", "a", "b").output
+    assert "0.000 to 1.000 on 1 tasks, +1.000 -; 1 better, 0 worse" in shown
+    assert json.loads(run("compare", "a", "b", "--json").stdout)["rollouts"]["interval"] is None
+
+
 def test_what_cannot_be_compared_is_named_with_its_remedy(run: RunCommand) -> None:
     write_rollouts(Path("a/eval/greedy"), {"one": [1]})
     write_rollouts(Path("b/eval/sampled"), {"one": [1]})
@@ -261,10 +275,12 @@ def test_what_cannot_be_compared_is_named_with_its_remedy(run: RunCommand) -> No
     Path("d").mkdir()
     with RolloutWriter(Path("e")) as writer:
         writer.add(Rollout("one", LEDGER, StopReason.DONE, "e-0", 0))
+    write_rollouts(Path("f"), {"new": [1], "one": [1]}, ask("Add 1 and 3."))
     for first, second, message in (
         ("a", "d", "d: has no evaluation remedy: make one with `mtrl-train eval d`"),
         ("a", "nowhere", "nowhere: there is no such run"),
         ("nowhere", "a", "nowhere: there is no such run"),
+        ("a/eval/greedy", "f", "f: its task 'one' begins with other messages than that of a/eval/greedy"),
         ("a", "b", "has no evaluation of a kind that a has"),
         ("c", "a/eval/greedy", "has no task that c has too"),
         ("e", "c", "no rollout has a score of 'answer'"),

@@ -36,6 +36,9 @@ class RolloutSummary:
     tools: Counter[str]
     """Calls by tool."""
     outcomes: Counter[str]
+    opening: Sequence[Mapping[str, Any]]
+    """The task's messages, except system prompts, which may be the run's own. Empty where they are an agent's, or
+    have media, whose placeholders are the model's."""
 
     @property
     def is_infrastructure(self) -> bool:
@@ -67,6 +70,7 @@ class RolloutSummary:
             cached=sum(turn.get("cached", 0) for turn in turns),
             tools=Counter(call[1] for turn in turns for call in turn.get("calls", ())),
             outcomes=Counter(outcome for entry in entries for outcome in entry.get("outcomes", ())),
+            opening=_read_opening(ledgers[0]),
         )
 
 
@@ -81,6 +85,13 @@ def load_summary(line: bytes) -> RolloutSummary:
 def list_entries(fields: Mapping[str, Any]) -> list[Sequence[Mapping[str, Any]]]:
     """The entries of each ledger of a line's JSON."""
     return [ledger.get("entries", ()) for ledger in (*fields.get("earlier", ()), fields)]
+
+
+def _read_opening(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    first = next(iter(entries), None)
+    if first is None or first["author"] != Author.TASK or first.get("parts") or first.get("source") == "agent":
+        return ()
+    return [message for message in first.get("messages", ()) if message.get("role") not in ("system", "developer")]
 
 
 def _input_tokens(entries: Sequence[Mapping[str, Any]]) -> Iterator[int]:

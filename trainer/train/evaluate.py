@@ -42,6 +42,7 @@ from trainer.view.task_outcomes import (
     Outcomes,
     bootstrap,
     count_tries,
+    format_interval,
     pass_at_k,
     pass_hat_k,
 )
@@ -248,9 +249,8 @@ class Comparison:
         captions = []
         for name, comparison in self.paired.items():
             found = comparison.summary
-            low, high = found["interval"]
             captions.append(
-                f"{name}: {found['difference']:+.3f} [{low:+.3f}, {high:+.3f}] task by task,"
+                f"{name}: {found['difference']:+.3f} {format_interval(found['interval'])} task by task,"
                 f" {found['better']} better, {found['worse']} worse, p = {found['p_value']:.3g}"
             )
         if lost := sum(evaluation.lost for evaluation in self.variants.values()):

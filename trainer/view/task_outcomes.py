@@ -44,6 +44,8 @@ class Tries:
 
 Outcomes = Mapping[str, Tries]
 """By the ids of tasks."""
+Openings = Mapping[str, set[str]]
+"""What the tries of each task were asked, by its id."""
 
 
 def count_tries(attempts: Iterable[tuple[str, bool]]) -> Outcomes:
@@ -115,12 +117,14 @@ class OutcomeComparison:
         better = sum(value > 0 for value in differences.values())
         worse = sum(value < 0 for value in differences.values())
         first, second = (fsum(side[task].rate for task in differences) for side in (self.first, self.second))
+        # One task says nothing about others.
+        interval = bootstrap(list(differences.values())) if len(differences) > 1 else None
         return {
             "tasks": len(differences),
             "first": round(first / len(differences), 4),
             "second": round(second / len(differences), 4),
             "difference": round((second - first) / len(differences), 4),
-            "interval": [round(bound, 4) for bound in bootstrap(list(differences.values()))],
+            "interval": interval and [round(bound, 4) for bound in interval],
             "better": better,
             "worse": worse,
             "p_value": float(f"{sign_test(better, worse):.3g}"),
@@ -144,13 +148,19 @@ def compare_runs(first: Path, second: Path) -> dict[str, OutcomeComparison]:
     if not names:
         remedy = f"name evaluations on both sides, such as {first / EVALUATION_FOLDER / COMPARED[0]}"
         raise ConfigError(f"has no evaluation of a kind that {first} has", file=second, remedy=remedy)
-    comparisons = {name: OutcomeComparison(sides[0][name], sides[1][name]) for name in names}
+    for name in names:
+        openings = [side[name][1] for side in sides]
+        for task, asked in openings[0].items():
+            if task in openings[1] and asked.isdisjoint(openings[1][task]):
+                problem = f"its task {task!r:.80} begins with other messages than that of {first}"
+                raise ConfigError(problem, file=second, remedy="evaluate both on the same tasks")
+    comparisons = {name: OutcomeComparison(sides[0][name][0], sides[1][name][0]) for name in names}
     if not any(comparison.common for comparison in comparisons.values()):
         raise ConfigError(f"has no task that {first} has too", file=second, remedy="evaluate both on the same tasks")
     return {name: comparison for name, comparison in comparisons.items() if comparison.common}
 
 
-def _find_evaluations(folder: Path) -> Iterator[tuple[str, Outcomes]]:
+def _find_evaluations(folder: Path) -> Iterator[tuple[str, tuple[Outcomes, Openings]]]:
     folders = {name: folder / EVALUATION_FOLDER / name for name in COMPARED}
     found = {name: inner for name, inner in folders.items() if (inner / ROLLOUTS_FILE).exists()}
     if not found:
@@ -162,32 +172,38 @@ def _find_evaluations(folder: Path) -> Iterator[tuple[str, Outcomes]]:
         yield name, load_outcomes(inner)
 
 
-def load_outcomes(folder: Path) -> Outcomes:
-    """The outcomes of the scored rollouts in a folder."""
+def load_outcomes(folder: Path) -> tuple[Outcomes, Openings]:
+    """The outcomes of the scored rollouts in a folder, and what their tasks asked."""
     settings = read_run_info(folder).get("settings")
     given = settings.get("reward") if isinstance(settings, dict) else None
     reward = RewardSettings.model_validate(given or {})
     name = reward.success_component
-    scored = [
-        (summary.task, summary.rewards[name] >= reward.success_at)
-        for _, summary in Rollouts(folder).summaries()
-        if name in summary.rewards
-    ]
+    scored: list[tuple[str, bool]] = []
+    openings: dict[str, set[str]] = {}
+    for _, summary in Rollouts(folder).summaries():
+        if name in summary.rewards:
+            scored.append((summary.task, summary.rewards[name] >= reward.success_at))
+            if summary.opening:
+                openings.setdefault(summary.task, set()).add(json.dumps(summary.opening, sort_keys=True))
     if not scored:
         problem = f"no rollout has a score of {name!r}, which decides success"
         raise ConfigError(problem, file=folder, remedy="name an evaluation, of `mtrl-train eval`")
-    return count_tries(scored)
+    return count_tries(scored), openings
+
+
+def format_interval(interval: Sequence[float] | None) -> str:
+    """The bounds of a difference; `-` if there is no interval."""
+    return "-" if interval is None else f"[{interval[0]:+.3f}, {interval[1]:+.3f}]"
 
 
 def print_comparison(name: str, comparison: OutcomeComparison, console: Console) -> None:
     """Prints what came of all tasks, and those that changed."""
     found, changed, sides = comparison.summary, comparison.changed, (comparison.first, comparison.second)
     show = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    low, high = found["interval"]
     show(
         f"{name + ': ' * bool(name)}{found['first']:.3f} to {found['second']:.3f} on {found['tasks']} tasks,"
-        f" {found['difference']:+.3f} [{low:+.3f}, {high:+.3f}]; {found['better']} better, {found['worse']} worse,"
-        f" p = {found['p_value']:.3g} (sign test)"
+        f" {found['difference']:+.3f} {format_interval(found['interval'])};"
+        f" {found['better']} better, {found['worse']} worse, p = {found['p_value']:.3g} (sign test)"
     )
     if changed:
         table = Table("task", "first", "second")
