@@ -280,7 +280,7 @@ def test_what_cannot_be_compared_is_named_with_its_remedy(run: RunCommand) -> No
         ("a", "d", "d: has no evaluation remedy: make one with `mtrl-train eval d`"),
         ("a", "nowhere", "nowhere: there is no such run"),
         ("nowhere", "a", "nowhere: there is no such run"),
-        ("a/eval/greedy", "f", "f: its task 'one' begins with other messages than that of a/eval/greedy"),
+        ("a/eval/greedy", "f", "f: its task 'one' asks something else than that of a/eval/greedy"),
         ("a", "b", "has no evaluation of a kind that a has"),
         ("c", "a/eval/greedy", "has no task that c has too"),
         ("e", "c", "no rollout has a score of 'answer'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,9 +37,9 @@ class RolloutSummary:
     tools: Counter[str]
     """Calls by tool."""
     outcomes: Counter[str]
-    opening: Sequence[Mapping[str, Any]]
-    """The task's messages, except system prompts, which may be the run's own. Empty where they are an agent's, or
-    have media, whose placeholders are the model's."""
+    question: str
+    """The task's last message, as JSON: system prompts and examples before it may be the run's own. Empty where it is
+    an agent's, or has media, whose placeholders are the model's."""
 
     @property
     def is_infrastructure(self) -> bool:
@@ -70,7 +71,7 @@ class RolloutSummary:
             cached=sum(turn.get("cached", 0) for turn in turns),
             tools=Counter(call[1] for turn in turns for call in turn.get("calls", ())),
             outcomes=Counter(outcome for entry in entries for outcome in entry.get("outcomes", ())),
-            opening=_read_opening(ledgers[0]),
+            question=_read_question(ledgers[0]),
         )
 
 
@@ -87,11 +88,11 @@ def list_entries(fields: Mapping[str, Any]) -> list[Sequence[Mapping[str, Any]]]
     return [ledger.get("entries", ()) for ledger in (*fields.get("earlier", ()), fields)]
 
 
-def _read_opening(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    first = next(iter(entries), None)
-    if first is None or first["author"] != Author.TASK or first.get("parts") or first.get("source") == "agent":
-        return ()
-    return [message for message in first.get("messages", ()) if message.get("role") not in ("system", "developer")]
+def _read_question(entries: Sequence[Mapping[str, Any]]) -> str:
+    first: Mapping[str, Any] = entries[0] if entries else {"author": None}
+    if first["author"] != Author.TASK or first.get("parts") or first.get("source") == "agent":
+        return ""
+    return json.dumps([*first.get("messages", ())][-1:], sort_keys=True)
 
 
 def _input_tokens(entries: Sequence[Mapping[str, Any]]) -> Iterator[int]:

@@ -44,7 +44,7 @@ class Tries:
 
 Outcomes = Mapping[str, Tries]
 """By the ids of tasks."""
-Openings = Mapping[str, set[str]]
+Questions = Mapping[str, set[str]]
 """What the tries of each task were asked, by its id."""
 
 
@@ -149,10 +149,10 @@ def compare_runs(first: Path, second: Path) -> dict[str, OutcomeComparison]:
         remedy = f"name evaluations on both sides, such as {first / EVALUATION_FOLDER / COMPARED[0]}"
         raise ConfigError(f"has no evaluation of a kind that {first} has", file=second, remedy=remedy)
     for name in names:
-        openings = [side[name][1] for side in sides]
-        for task, asked in openings[0].items():
-            if task in openings[1] and asked.isdisjoint(openings[1][task]):
-                problem = f"its task {task!r:.80} begins with other messages than that of {first}"
+        before, after = (side[name][1] for side in sides)
+        for task, asked in before.items():
+            if task in after and asked.isdisjoint(after[task]):
+                problem = f"its task {task!r:.80} asks something else than that of {first}"
                 raise ConfigError(problem, file=second, remedy="evaluate both on the same tasks")
     comparisons = {name: OutcomeComparison(sides[0][name][0], sides[1][name][0]) for name in names}
     if not any(comparison.common for comparison in comparisons.values()):
@@ -160,7 +160,7 @@ def compare_runs(first: Path, second: Path) -> dict[str, OutcomeComparison]:
     return {name: comparison for name, comparison in comparisons.items() if comparison.common}
 
 
-def _find_evaluations(folder: Path) -> Iterator[tuple[str, tuple[Outcomes, Openings]]]:
+def _find_evaluations(folder: Path) -> Iterator[tuple[str, tuple[Outcomes, Questions]]]:
     folders = {name: folder / EVALUATION_FOLDER / name for name in COMPARED}
     found = {name: inner for name, inner in folders.items() if (inner / ROLLOUTS_FILE).exists()}
     if not found:
@@ -172,23 +172,23 @@ def _find_evaluations(folder: Path) -> Iterator[tuple[str, tuple[Outcomes, Openi
         yield name, load_outcomes(inner)
 
 
-def load_outcomes(folder: Path) -> tuple[Outcomes, Openings]:
+def load_outcomes(folder: Path) -> tuple[Outcomes, Questions]:
     """The outcomes of the scored rollouts in a folder, and what their tasks asked."""
     settings = read_run_info(folder).get("settings")
     given = settings.get("reward") if isinstance(settings, dict) else None
     reward = RewardSettings.model_validate(given or {})
     name = reward.success_component
     scored: list[tuple[str, bool]] = []
-    openings: dict[str, set[str]] = {}
+    questions: dict[str, set[str]] = {}
     for _, summary in Rollouts(folder).summaries():
         if name in summary.rewards:
             scored.append((summary.task, summary.rewards[name] >= reward.success_at))
-            if summary.opening:
-                openings.setdefault(summary.task, set()).add(json.dumps(summary.opening, sort_keys=True))
+            if summary.question:
+                questions.setdefault(summary.task, set()).add(summary.question)
     if not scored:
         problem = f"no rollout has a score of {name!r}, which decides success"
         raise ConfigError(problem, file=folder, remedy="name an evaluation, of `mtrl-train eval`")
-    return count_tries(scored), openings
+    return count_tries(scored), questions
 
 
 def format_interval(interval: Sequence[float] | None) -> str:
