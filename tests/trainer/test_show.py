@@ -268,6 +268,14 @@ def test_one_common_task_has_no_interval_and_another_system_prompt_is_no_other_t
     assert json.loads(run("compare", "a", "b", "--json").stdout)["rollouts"]["interval"] is None
 
 
+def test_tasks_that_ask_something_else_under_one_id_are_left_out(run: RunCommand) -> None:
+    write_rollouts(Path("a"), {"one": [0], "two": [0]})
+    write_rollouts(Path("b"), {"one": [1]})
+    write_rollouts(Path("b"), {"two": [1]}, ask("Add 1 and 3."))
+    shown = run("compare", "a", "b").output
+    assert "on 1 tasks" in shown and "the two ask something else under the same id: 1 task" in shown
+
+
 def test_what_cannot_be_compared_is_named_with_its_remedy(run: RunCommand) -> None:
     write_rollouts(Path("a/eval/greedy"), {"one": [1]})
     write_rollouts(Path("b/eval/sampled"), {"one": [1]})
@@ -280,7 +288,7 @@ def test_what_cannot_be_compared_is_named_with_its_remedy(run: RunCommand) -> No
         ("a", "d", "d: has no evaluation remedy: make one with `mtrl-train eval d`"),
         ("a", "nowhere", "nowhere: there is no such run"),
         ("nowhere", "a", "nowhere: there is no such run"),
-        ("a/eval/greedy", "f", "f: its task 'one' asks something else than that of a/eval/greedy"),
+        ("a/eval/greedy", "f", "f: has no task that a/eval/greedy has too: under the same ids it asks something else"),
         ("a", "b", "has no evaluation of a kind that a has"),
         ("c", "a/eval/greedy", "has no task that c has too"),
         ("e", "c", "no rollout has a score of 'answer'"),

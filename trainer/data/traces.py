@@ -127,23 +127,19 @@ def read_trace(row: Row, location: str, media: RowMedia, system: str = "") -> Tr
     if errors:
         raise ConfigErrors(errors)
     opening, rest = chat[: trained[0]], chat[trained[0] : trained[-1] + 1]
-    _require_answers(chat, trained, lambda index, *problem: report(f"{field}[{index}]", *problem))
+    _require_answers(trained, lambda index, *problem: report(f"{field}[{index}]", *problem))
     if errors:
         raise ConfigErrors(errors)
     session_task = SessionTask(tools=names)
     return TraceTask("", tuple(opening), None, session_task, row, location, rest=tuple(rest), tools=tools)
 
 
-def _require_answers(chat: Sequence[Message], trained: Sequence[int], report: Callable[[int, str, str], None]) -> None:
-    """Reports turns of the assistant with nothing between them, and calls without a result before the next turn."""
+def _require_answers(trained: Sequence[int], report: Callable[[int, str, str], None]) -> None:
+    """Reports turns of the assistant with nothing between them: no policy writes two of them."""
     for index, following in pairwise(trained):
-        calls = len(chat[index].get("tool_calls") or ())
-        results = sum(message["role"] == "tool" for message in chat[index + 1 : following])
-        if following == index + 1 and not calls:
-            report(following, "follows another turn of the assistant", "join them, or add the message between them")
-        elif results < calls:
-            problem = f"makes {calls} calls, and {results} results follow" if results else "has calls without a result"
-            report(index, problem, 'add {"role": "tool", "content": "..."} for each call')
+        if following == index + 1:
+            remedy = 'join them, or add what is between them, such as {"role": "tool", "content": "..."}'
+            report(following, "follows another turn of the assistant", remedy)
 
 
 def _read_chat(row: Row, report: Report) -> tuple[str, list[dict[str, Any]]]:
@@ -234,7 +230,11 @@ def _read_sharegpt(value: Any, report: Report) -> list[dict[str, Any]]:
         elif role == "function_call":
             called = _parse(text)
             calls = called if isinstance(called, list) else [called]
-            chat.append(_read_message(field, {"role": "assistant", "tool_calls": calls}, report))
+            message = _read_message(field, {"role": "assistant", "tool_calls": calls}, report)
+            if chat and chat[-1]["role"] == "assistant":  # One turn, in parts: text and then calls, or several calls.
+                chat[-1]["tool_calls"] = [*chat[-1].get("tool_calls", ()), *message.get("tool_calls", ())]
+            else:
+                chat.append(message)
         else:
             weight = {WEIGHT: item[WEIGHT]} if item.get(WEIGHT) is not None else {}
             chat.append(_read_message(field, {"role": role, "content": text, **weight}, report))
@@ -273,9 +273,9 @@ def _read_tools(value: Any, report: Report) -> tuple[tuple[ToolSpec, ...] | None
 
 def _is_tool(spec: ToolSpec) -> bool:
     """Whether a tool of a row has a name, and parameters that may be a schema of its arguments."""
+    schema = spec.parameters
     is_named = isinstance(spec.name, str) and bool(spec.name) and isinstance(spec.description, str)
-    properties = spec.parameters.get("properties", {}) if isinstance(spec.parameters, Mapping) else None
-    return is_named and isinstance(properties, Mapping)
+    return is_named and isinstance(schema, Mapping) and isinstance(schema.get("properties"), Mapping | None)
 
 
 def _parse(text: str) -> Any:

@@ -51,10 +51,19 @@ def encode_trace(
     task = _fit_call_ids(task, template)
     turns = _encode_turns(template, task, offered)
     before = template.prepare_media([*add_instructions(task.messages, offered), *task.rest[:-1]]).messages
-    if (tokens := len(template.encode_prompt(before, offered)) + len(turns[-1])) > rollout_tokens:
+    try:
+        tokens = len(template.encode_prompt(before, offered)) + len(turns[-1])
+    except TemplateError as error:
+        raise ConfigError(error.problem, file=task.location, field="messages", remedy=error.remedy) from error
+    if tokens > rollout_tokens + _added_ends(task):
         problem = f"has {tokens:,} tokens, and `limits.rollout_tokens` is {rollout_tokens:,}"
         raise ConfigError(problem, file=task.location, field="messages", remedy="raise it, or leave the row out")
     return EncodedTrace(task, offered, template, turns)
+
+
+def _added_ends(task: TraceTask) -> int:
+    """Tokens by which a run's rollout may be longer than its limit: one that was cut there gets its turn's end."""
+    return int(bool(task.recorded))
 
 
 def _encode_turns(template: Template, task: TraceTask, specs: Sequence[ToolSpec]) -> list[tuple[int, ...]]:
@@ -167,7 +176,8 @@ async def play_trace(runner: RolloutRunner, task: TraceTask, *, group: str = "")
         stepper=TraceStepper(task, turns),
     )
     rollout = await played.run(task, group=group)
-    if rollout.stop is StopReason.LENGTH_ROLLOUT or len(rollout.ledger) > limit:
+    is_long = len(rollout.ledger.expanded) > limit + _added_ends(task)
+    if rollout.stop is StopReason.LENGTH_ROLLOUT or is_long:
         problem = f"does not fit into `limits.rollout_tokens` ({limit:,})"
         raise ConfigError(problem, file=task.location, remedy="raise it, or leave the row out")
     if rollout.stop is not StopReason.DONE:

@@ -92,7 +92,9 @@ def _read_question(entries: Sequence[Mapping[str, Any]]) -> str:
     first: Mapping[str, Any] = entries[0] if entries else {"author": None}
     if first["author"] != Author.TASK or first.get("parts") or first.get("source") == "agent":
         return ""
-    return json.dumps([*first.get("messages", ())][-1:], sort_keys=True)
+    last: Mapping[str, Any] = [{}, *first.get("messages", ())][-1]
+    content = last.get("content")
+    return json.dumps(content if isinstance(content, str) else [part.get("text") for part in content or ()])
 
 
 def _input_tokens(entries: Sequence[Mapping[str, Any]]) -> Iterator[int]:

@@ -93,11 +93,13 @@ class OutcomeComparison:
 
     first: Outcomes
     second: Outcomes
+    other: frozenset[str] = frozenset()
+    """Ids under which the two asked something else."""
 
     @property
     def common(self) -> list[str]:
         """The tasks that both tried."""
-        return [task for task in self.first if task in self.second]
+        return [task for task in self.first if task in self.second and task not in self.other]
 
     @property
     def differences(self) -> dict[str, float]:
@@ -148,15 +150,16 @@ def compare_runs(first: Path, second: Path) -> dict[str, OutcomeComparison]:
     if not names:
         remedy = f"name evaluations on both sides, such as {first / EVALUATION_FOLDER / COMPARED[0]}"
         raise ConfigError(f"has no evaluation of a kind that {first} has", file=second, remedy=remedy)
+    comparisons = {}
     for name in names:
-        before, after = (side[name][1] for side in sides)
-        for task, asked in before.items():
-            if task in after and asked.isdisjoint(after[task]):
-                problem = f"its task {task!r:.80} asks something else than that of {first}"
-                raise ConfigError(problem, file=second, remedy="evaluate both on the same tasks")
-    comparisons = {name: OutcomeComparison(sides[0][name][0], sides[1][name][0]) for name in names}
+        (first_outcomes, asked), (second_outcomes, asked_later) = sides[0][name], sides[1][name]
+        other = frozenset(task for task in asked if asked[task].isdisjoint(asked_later.get(task, asked[task])))
+        comparisons[name] = OutcomeComparison(first_outcomes, second_outcomes, other)
     if not any(comparison.common for comparison in comparisons.values()):
-        raise ConfigError(f"has no task that {first} has too", file=second, remedy="evaluate both on the same tasks")
+        problem = f"has no task that {first} has too"
+        if any(comparison.other for comparison in comparisons.values()):
+            problem += ": under the same ids it asks something else"
+        raise ConfigError(problem, file=second, remedy="evaluate both on the same tasks")
     return {name: comparison for name, comparison in comparisons.items() if comparison.common}
 
 
@@ -205,6 +208,9 @@ def print_comparison(name: str, comparison: OutcomeComparison, console: Console)
         f" {found['difference']:+.3f} {format_interval(found['interval'])};"
         f" {found['better']} better, {found['worse']} worse, p = {found['p_value']:.3g} (sign test)"
     )
+    if comparison.other:
+        count = format_count(len(comparison.other), "task")
+        show(f"left out, since the two ask something else under the same id: {count}")
     if changed:
         table = Table("task", "first", "second")
         for task in changed[:MOST_ROWS]:
