@@ -70,7 +70,7 @@ def compare(
     """
     from rich.console import Console
 
-    from trainer.view.task_outcomes import compare_runs, print_comparison, to_json
+    from trainer.view.compare_runs import compare_runs, print_comparison, to_json
 
     with report_errors():
         comparisons = compare_runs(first, second)

@@ -21,7 +21,7 @@ from trainer.storage.run_files import read_metrics
 from trainer.train.evaluate import Evaluation, compare_run, evaluate_model
 from trainer.train.run_folder import RunFolder, load_run_settings
 from trainer.train.start import train
-from trainer.view.task_outcomes import compare_runs
+from trainer.view.compare_runs import compare_runs
 
 
 @pytest.fixture(scope="module")
