@@ -127,14 +127,14 @@ def read_trace(row: Row, location: str, media: RowMedia, system: str = "") -> Tr
     if errors:
         raise ConfigErrors(errors)
     opening, rest = chat[: trained[0]], chat[trained[0] : trained[-1] + 1]
-    _require_answers(trained, lambda index, *problem: report(f"{field}[{index}]", *problem))
+    _refuse_adjacent_turns(trained, lambda index, *problem: report(f"{field}[{index}]", *problem))
     if errors:
         raise ConfigErrors(errors)
     session_task = SessionTask(tools=names)
     return TraceTask("", tuple(opening), None, session_task, row, location, rest=tuple(rest), tools=tools)
 
 
-def _require_answers(trained: Sequence[int], report: Callable[[int, str, str], None]) -> None:
+def _refuse_adjacent_turns(trained: Sequence[int], report: Callable[[int, str, str], None]) -> None:
     """Reports turns of the assistant with nothing between them: no policy writes two of them."""
     for index, following in pairwise(trained):
         if following == index + 1:
