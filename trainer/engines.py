@@ -56,7 +56,7 @@ def make_engine(
         lends_memory = settings.serving.placement == "together"
         adapters = plan_adapters(settings.serving.lora, policy.adapter_shape, model, lends_memory=lends_memory)
         reference = TrainerReference(policy.compute_logprobs, policy.checkpoint_tensors, processor, adapters)
-    return _make_sglang_engine(chosen, settings, model, folder, reference, log)
+    return _make_sglang_engine(settings, model, folder, reference, log)
 
 
 def engine_notes(capabilities: Capabilities) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _find_shared_model(settings: BaseRolloutSettings, policy: Policy | None) -> 
 
 
 def _make_sglang_engine(
-    chosen: str, settings: BaseRolloutSettings, model: Path, folder: Path, reference: TrainerReference, log: Log
+    settings: BaseRolloutSettings, model: Path, folder: Path, reference: TrainerReference, log: Log
 ) -> Engine:
     from trainer.engine.sglang.check_parallel import check_tensor_parallel
     from trainer.engine.sglang.launch import on_cpu
@@ -145,8 +145,7 @@ def _make_sglang_engine(
 
     serving, is_async = settings.serving, getattr(settings, "mode", "") == "asynchronous"
     engine = partial(SGLangEngine, reference=reference, in_place=serving.in_place, publishes_mid_turn=is_async)
-    if chosen != "sglang":
-        urls = tuple(chosen.split(","))
+    if urls := settings.engine_urls:
         is_local = all(urlsplit(url).hostname in LOCAL_HOSTS for url in urls)
         return engine(urls, _make_weight_sync(serving, model, is_local))
     check_tensor_parallel(model, read_flag(serving.options, 1, *TENSOR_PARALLEL_FLAGS))

@@ -29,6 +29,7 @@ OF_THE_RUN = (
     "limits",
     "result_limit",
     "columns",
+    "environment",
 )
 """Settings that are those of the run whose rollouts are learned, unless others are given."""
 
@@ -82,6 +83,8 @@ def sft(
         if (data is None) == (from_run is None) and not (config and source is None):
             raise ConfigError("name either --data or --from", remedy="mtrl-train sft --data FILE --model PATH")
         values = _run_values(from_run) if from_run is not None else {}
+        if tools is not None:
+            values.pop("environment", None)  # It has its own.
         return _load(config, values, given | {"data": source}, traces, (epochs, steps, lr, ranks), overrides or ())
 
     with keep_exit_code(), report_errors(), prepare_run(load, dry_run=dry_run) as run:

@@ -161,11 +161,14 @@ def prepare_run(
     import anyio
     from rich.console import Console
 
+    from trainer.train.run_folder import choose_run_folder
+
     console = Console()
     if dry_run:
         from trainer.train.dry_run import dry_run as check
 
-        if not anyio.run(partial(check, verbose=verbose), settings, console):
+        folder = choose_run_folder(settings, name, resume=resume)
+        if not anyio.run(partial(check, resume=resume, verbose=verbose), settings, folder, console):
             raise typer.Exit(1)
         yield None
         return
@@ -173,8 +176,6 @@ def prepare_run(
         words = [*(["--verbose"] if verbose else []), *(option.name for option in company)]
         train_with_restarts(settings, name, words, resume=resume)
     end_with_parent()
-    from trainer.train.run_folder import choose_run_folder
-
     folder = choose_run_folder(settings, name, resume=resume)
     console.print(f"the run is {folder}", markup=False, highlight=False)
     with report_errors(stopped=partial(_describe_stop, folder)), ExitStack() as stack:

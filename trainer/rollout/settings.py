@@ -192,6 +192,11 @@ class BaseRolloutSettings(RunSections):
     failed is replaced by one that called this tool as well: rollouts that do without it are not preferred."""
 
     @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """The addresses of running servers in `engine`."""
+        return tuple(self.engine.split(",")) if "://" in self.engine else ()
+
+    @property
     def engine_precision(self) -> str:
         """`engine_dtype`, which is float32 where bits are to be the same."""
         return "float32" if self.deterministic else self.engine_dtype

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 
 from anyio import to_thread
 from rich.console import Console
@@ -15,6 +16,7 @@ from gateway.errors import ConfigError, ConfigErrors, GatewayError
 from gateway.finding import Finding, Grade, print_finding
 from gateway.plural import format_count
 from trainer.data.traces import TraceTask
+from trainer.engine.base import EngineError
 from trainer.engine.scripted import ScriptedEngine
 from trainer.ledger import Author, Entry, Ledger
 from trainer.policy.memory_parts import GIB
@@ -29,8 +31,9 @@ from trainer.train.job import Job, open_job
 from trainer.train.preflight import choose_micro_batch, find_problems, offered_specs, plan_job
 from trainer.train.rehearsal import rehearse
 from trainer.train.reporters import import_packages
-from trainer.train.run_folder import require_own_folder
+from trainer.train.run_folder import RunFolder
 from trainer.train.settings import TrainSettings
+from trainer.train.start import find_checkpoint
 from trainer.view.progress import show_warm_start
 from trainer.view.show import print_rollout
 
@@ -39,17 +42,19 @@ GRADES: tuple[Grade, ...] = ("wrong", "note", "ok")
 ROLLOUT_HEADING = "the first row as the policy sees it; of what follows, only the policy's tokens are trained"
 
 
-async def dry_run(settings: TrainSettings, console: Console, *, verbose: bool = False) -> bool:
+async def dry_run(
+    settings: TrainSettings, path: Path, console: Console, *, resume: bool = False, verbose: bool = False
+) -> bool:
     """Returns True if the run could start. A demo model that does not exist yet is built, since the checks need it."""
     import_packages(settings.report)
-    if settings.out is not None:
-        require_own_folder(settings.out)
+    with RunFolder(path, settings.checkpoint.keep) as folder:
+        find_checkpoint(folder, settings, console, resume=resume)
     show = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     async with AsyncExitStack() as stack:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
         await to_thread.run_sync(choose_micro_batch, job)
-        findings = await _try_parts(job)
+        findings = [*await _try_parts(job), *[await _try_server(url) for url in settings.engine_urls]]
         findings = [*findings, *await to_thread.run_sync(lambda: list(find_problems(job)))]
         rehearsed, rollout = await _rehearse(job, is_in_order=all(finding.grade != "wrong" for finding in findings))
         findings += rehearsed
@@ -85,6 +90,24 @@ async def _try_parts(job: Job) -> list[Finding]:
                 problem, _, remedy = str(one).partition("\n  remedy: ")
                 findings.append(Finding("wrong", problem, remedy))
     return findings
+
+
+async def _try_server(url: str) -> Finding:
+    """Whether an SGLang server that runs already, or each behind a router, can be used."""
+    from trainer.engine.sglang.http_client import SGLangClient
+    from trainer.engine.sglang.routing import router_backends
+    from trainer.engine.sglang.server_features import read_server_info
+
+    try:
+        async with SGLangClient(url) as client:
+            backends = await router_backends(client)
+        for address in backends or (url,):
+            async with SGLangClient(address) as server:
+                release = (await read_server_info(server))["version"]
+    except EngineError as error:
+        return Finding("wrong", f"`engine`: {error}", "start the server, or name the address of one that runs")
+    behind = f", a router of {format_count(len(backends), 'server')}" if backends else ""
+    return Finding("ok", f"SGLang {release} answers at {url}{behind}")
 
 
 def _describe_settings(settings: TrainSettings) -> Iterator[str]:

@@ -175,9 +175,12 @@ class RunFolder:
         self.path = path
         self.checkpoints = Checkpoints(path, keep)
         self._lock = -1
+        self._made: list[Path] = []
+        """The folders that did not exist before, innermost first."""
 
     def __enter__(self) -> Self:
         require_own_folder(self.path)
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -202,7 +205,8 @@ class RunFolder:
         if not list_run_files(self.path):  # The lock says that those are a run's.
             (self.path / LOCK).unlink(missing_ok=True)
         with suppress(OSError):
-            self.path.rmdir()
+            for folder in self._made or [self.path]:
+                folder.rmdir()
 
     @property
     def has_run(self) -> bool:

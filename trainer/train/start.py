@@ -63,10 +63,7 @@ async def train(
     """Runs a training run in a folder. Whatever can be wrong is checked before the weights are loaded."""
     import_packages(settings.report)
     with RunFolder(path, settings.checkpoint.keep) as folder:
-        checkpoint = _find_checkpoint(folder, settings, console) if resume else None
-        if not resume and folder.has_run:
-            remedy = "continue it with --resume, or name another folder with --out"
-            raise ConfigError("the folder already has a run", file=folder.path, remedy=remedy)
+        checkpoint = find_checkpoint(folder, settings, console, resume=resume)
         step = checkpoint.step if checkpoint else 0
         trust_model(settings, path)
         located = use_start_model(path, settings) if resume else settings
@@ -102,8 +99,16 @@ def _frozen_garbage_collection() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _find_checkpoint(folder: RunFolder, settings: TrainSettings, console: Console) -> Checkpoint | None:
-    """The checkpoint to resume from; None if the run ended before its first one."""
+def find_checkpoint(
+    folder: RunFolder, settings: TrainSettings, console: Console, *, resume: bool
+) -> Checkpoint | None:
+    """The checkpoint to resume from; None for a new run, and if the run ended before its first one. Raises ConfigError
+    if the folder has a run that is not to be resumed, or cannot be with these settings."""
+    if not resume:
+        if folder.has_run:
+            remedy = "continue it with --resume, or name another folder with --out"
+            raise ConfigError("the folder already has a run", file=folder.path, remedy=remedy)
+        return None
     saved = folder.load_settings()
     resumed = settings.model_copy(update={"update": keep_choices(settings.update, saved.update)})
     changed = changed_settings(saved, resumed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -15,6 +16,7 @@ from gateway.errors import ConfigError
 from mtrl_plugins.environments.host_process import stop_hosts
 from tests.plugins.environments.environment_runs import act, make_settings, observations, open_run
 from tests.servers.chat_endpoint import completion, serve_chat
+from tests.trainer.cli_data import RunCommand
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.setup import make_gateway
 
@@ -128,3 +130,16 @@ async def test_game_that_needs_more_is_refused_with_what_to_do(name: str, remedy
     assert remedy in str(raised.value)
     if name == "Modern-v0":
         assert "'Modern-v0' needs Python 3.12 or later, and " in str(raised.value)
+
+
+def test_games_of_a_run_are_learned_with_their_environment_and_evaluated_on_it(run: RunCommand, model: Path) -> None:
+    job = {"environment": {"name": "textarena:Guess-v0", "actions": "text", "n_tasks": 4, "n_eval_tasks": 2}}
+    Path("run.json").write_text(json.dumps({**job, "limits": {"turn_tokens": 4, "rollout_tokens": 1024}}))
+    small = ("steps=1", "prompts=1", "n=2", "template.sanity=ignore_strippable", "evaluation.final_rows=2")
+    try:
+        run("--config", "run.json", "--model", model, "--out", "runs/played", *small)
+        words = ("sft", "--from", "runs/played", "--batch", "1", "--steps", "1", "--out", "runs/learned")
+        said = run(*words, "evaluation.final_rows=2", "evaluation.after=true").output
+    finally:
+        stop_hosts()
+    assert "step 1 of 1; loss" in said and "2 held-out tasks" in said

@@ -79,11 +79,11 @@ async def test_resumed_training_of_an_agent_goes_on_as_if_never_stopped(
     assert (await compare_run(halved, 3, None, string_console())).table
 
 
-async def test_an_agent_with_a_served_teacher_is_checked(tools: str, one_thread: None) -> None:
+async def test_an_agent_with_a_served_teacher_is_checked(tools: str, tmp_path: Path, one_thread: None) -> None:
     console = string_console()
     async with hosting(ModelServer(demo_model()).app()) as url:
         job = agent_job(tools, sampling={}, algorithm={"kl": {"reference": {"url": url}}})
-        assert await dry_run(job, console), console.file.getvalue()  # type: ignore[attr-defined]
+        assert await dry_run(job, tmp_path / "run", console), console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

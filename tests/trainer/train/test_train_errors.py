@@ -100,6 +100,17 @@ def test_dry_run_shows_the_verdict_first_then_what_is_not_default_and_the_first_
     assert not Path("r").exists() and not Path("runs").exists()
 
 
+def test_dry_run_refuses_what_the_run_would_refuse_later(run: Run, whole: Path, free_tcp_port: int) -> None:
+    job = write_config(**WHOLE)
+    assert "the folder already has a run" in run("--config", job, "--out", whole / "r", "--dry-run", code=2)
+    run("--resume", "--out", whole / "r", "--dry-run")
+    changed = run("--resume", "--out", whole / "r", "seed=1", "--dry-run", code=2)
+    assert "the run has other settings: seed" in changed
+    assert "/proc/run: --out: cannot be used" in run("--config", job, "--out", "/proc/run", "--dry-run", code=2)
+    words = ("--config", job, "--out", "a/b", "--dry-run", f"engine=http://127.0.0.1:{free_tcp_port}")
+    assert "cannot be reached" in run(*words, code=1) and not Path("a").exists()
+
+
 def test_mistake_is_reported_before_heavy_imports(place: Path) -> None:
     code = (
         "import sys\nfrom trainer.cli import app\n"

@@ -111,15 +111,8 @@ async def probe_with_restarts(client: SGLangClient, process: ServerProcess | Non
 async def probe_server(client: SGLangClient) -> ServerFeatures:
     """Probes a server; raises EngineError with the remedy if it cannot be used."""
     await client.post("/continue_generation", {})  # The trainer that paused it may be dead.
-    info = await _server_info(client)
-    release = str(info.get("version", ""))
-    if parse_release(release) < OLDEST:
-        tested = f"{format_release(OLDEST)} to {format_release(NEWEST)}"
-        problem = f"SGLang {release or 'of an unknown release'} at {client.url} is too old"
-        raise EngineError(f"{problem}: use one of {tested}, as `make sglang` does")
+    info = await read_server_info(client)
     speculation = str(info.get("speculative_algorithm") or "")
-    for problem in _find_inexact(info):
-        raise EngineError(f"SGLang at {client.url} {problem}")
     if speculation and await _is_always_greedy(client):
         problem = f"with --speculative-algorithm {speculation} takes the likeliest id at any temperature"
         raise EngineError(f"SGLang at {client.url} {problem}, as without CUDA: leave it out")
@@ -127,7 +120,7 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
     samples = [await _sample(client, temperature) for temperature in (1.0, PROBE_TEMPERATURE)]
     has_tokenizer = not info.get("skip_tokenizer_init")
     return ServerFeatures(
-        release=release,
+        release=str(info["version"]),
         context=int(info.get("max_req_input_len") or info.get("context_length") or 0),
         dtype=str(info.get("dtype", "auto")),
         ranks=int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1),
@@ -170,7 +163,8 @@ def describe_half(role: str) -> str:
     return f"only does {role}, and mixes weights in turns under way when others are published: use servers that do both"
 
 
-async def _server_info(client: SGLangClient) -> dict[str, Any]:
+async def read_server_info(client: SGLangClient) -> dict[str, Any]:
+    """What a server tells of itself, without disturbing it; raises EngineError if its release or options are unfit."""
     try:
         info = await client.get("/server_info")
     except RequestRefused as error:
@@ -178,6 +172,13 @@ async def _server_info(client: SGLangClient) -> dict[str, Any]:
         raise EngineError(f"no SGLang server answers at {client.url} ({error}): {remedy}") from error
     if not isinstance(info, dict):
         raise EngineError(f"no SGLang server answers at {client.url}: give the address that `/server_info` is under")
+    release = str(info.get("version", ""))
+    if parse_release(release) < OLDEST:
+        tested = f"{format_release(OLDEST)} to {format_release(NEWEST)}"
+        problem = f"SGLang {release or 'of an unknown release'} at {client.url} is too old"
+        raise EngineError(f"{problem}: use one of {tested}, as `make sglang` does")
+    for problem in _find_inexact(info):
+        raise EngineError(f"SGLang at {client.url} {problem}")
     return info
 
 
