@@ -20,6 +20,7 @@ from tests.trainer.train.trainings import Run, user_reward, write_config
 from trainer.data.tasks import iterate_texts, load_rows
 from trainer.ledger import Message
 from trainer.policy.settings import LoraSettings
+from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.task import Task
 from trainer.template.media_layout import has_media
 from trainer.train.job import Job, TrainTasks, open_job
@@ -371,6 +372,11 @@ async def test_a_limit_that_prompts_exceed_is_compared_with_the_longest_and_the_
     assert "every prompt" in every.text and "set `limits.rollout_tokens` to " in every.remedy
     some = only(list(find_problems(with_tasks(job, short, long))))
     assert some.grade == "note" and "some prompts" in some.text
+
+
+async def test_rollouts_that_may_grow_beyond_the_models_positions_are_told(job: Job) -> None:
+    finding = only([*find_problems(with_settings(job, limits=RolloutLimits(rollout_tokens=513)))])
+    assert finding.grade == "note" and "the model knows 512 positions: rollouts end there" in finding.text
 
 
 async def test_adapters_for_layers_that_the_model_lacks_are_refused_even_beside_ones_that_it_has(job: Job) -> None:
