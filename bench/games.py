@@ -2,11 +2,12 @@
 
 python bench/games.py                                     # `make bench-games`; writes bench/results/GAME.json
 python bench/games.py --game lake --seeds 0 --steps 5     # a small part of it; writes nothing without --out
-python bench/games.py --smollm2 --seeds 0                 # `guess` by SmolLM2; writes bench/results/smollm2-guess.json
+python bench/games.py --smollm2 --game guess --seeds 0    # by SmolLM2; writes bench/results/smollm2-guess.json
 
 For each seed, the model is shown games that were played at random or, where most are lost, those that were won: so it
 knows the moves, and at most a little of when to make which. Then the game's run file, which ships, is run with it.
-SmolLM2 is shown the last move of games that were won.
+SmolLM2 is shown the last move of games of `guess` that were won, and of the others some games that the tiny model
+played as it learned.
 """
 
 from __future__ import annotations
@@ -67,6 +68,18 @@ class Game:
     """Whether a move may be made twice."""
 
 
+@dataclass(frozen=True, slots=True)
+class RealStart:
+    """How SmolLM2 begins a game."""
+
+    changes: Sequence[str]
+    """Changes of the job, besides those of all."""
+    shown: str = ""
+    """Which rollouts of a tiny model's run it is shown; if empty, last moves of games at random that were won."""
+    shown_steps: int = 0
+    """Training steps on them."""
+
+
 GAMES: Mapping[str, Game] = {
     "bandit": Game(".gym-peers", ("a", "b", "c", "d"), r"[\d.]", 10_000, won=True, repeats=True),
     "guess": Game(".environments/textarena", [f"[{number}]" for number in range(1, 21)], r"\[\w+\]"),
@@ -74,19 +87,28 @@ GAMES: Mapping[str, Game] = {
         ".gym-peers", ("left", "down", "right", "up"), r"[SFHG](?=[SFHG\[\n]|\z)|\[\w\]", 10_000, won=True, repeats=True
     ),
 }
+REAL_STARTS: Mapping[str, RealStart] = {
+    "bandit": RealStart(
+        ("steps=15", "limits.rollout_tokens=512"), "step > 8 and invalid == 0 and reward > 100 and reward < 172", 40
+    ),
+    "guess": RealStart(("steps=25", "limits={turn_tokens: 16, rollout_tokens: 640}")),
+    "lake": RealStart(("steps=15",), "reward >= 1 and step > 40 and invalid == 0", 96),
+}
 SEEDS = (0, 1, 2)
 TOKENIZED = 60
 """Further games, with moves against the rules, whose answers have to have tokens, too."""
 WARM_STEPS = 400
 """Steps on games that were played at random."""
 LR = 2e-3
-SMOLLM2 = ("steps=25", "prompts=8", "limits={turn_tokens: 16, rollout_tokens: 640}", "update.lr=2e-5",
-           "update.warmup_steps=2", "update.micro_batch_tokens=1024", "update.dtype=bfloat16")  # fmt: skip
-"""Changes of the job of `guess` for SmolLM2."""
-SMOLLM2_SHOWN = 320
+SMOLLM2 = ("prompts=8", "update.lr=2e-5", "update.warmup_steps=2")
+"""Changes of all jobs for SmolLM2, and those for a CPU."""
+ON_CPU = ("update.micro_batch_tokens=1024", "update.dtype=bfloat16")
+LAST_MOVES = 320
 """Games that were won, of which it is shown the last move."""
-SMOLLM2_LR = 1e-4
-"""The learning rate meanwhile."""
+LAST_MOVES_LR, GAMES_LR = 1e-4, 2e-4
+"""Learning rates meanwhile."""
+GAMES_BATCH = 4
+"""With 16 games a step, the same number of games taught hardly anything."""
 
 
 async def play_at_random(
@@ -157,12 +179,26 @@ def start_tiny(game: Game, settings: TrainSettings, steps: int | None, folder: P
     return model, time.process_time() - warm
 
 
-def start_smollm2(game: Game, settings: TrainSettings, steps: int | None, folder: Path) -> tuple[Path, float]:
-    """SmolLM2 after it was shown last moves, and the core-seconds which that took."""
-    shown = SMOLLM2_SHOWN if steps is None else SMOLLM2_SHOWN // 10
+def show_last_moves(game: Game, settings: TrainSettings, steps: int | None, folder: Path) -> tuple[Path, float]:
+    """SmolLM2 after it was shown the last moves of games at random, and the core-seconds which that took."""
+    shown = LAST_MOVES if steps is None else LAST_MOVES // 10
     won = anyio.run(partial(play_at_random, settings, game.moves, settings.seed, 3 * shown, won=True))
     last = ("algorithm.credit.trained_turns=last", "update.dtype=bfloat16")
-    return learn_chats(folder, fetch_model(print), won[:shown], SMOLLM2_LR, *last)
+    return learn_chats(folder, fetch_model(print), won[:shown], LAST_MOVES_LR, *last)
+
+
+def show_games(name: str, seed: int, steps: int | None, folder: Path) -> tuple[Path, float]:
+    """SmolLM2 after it was shown games of a tiny model that learned the game, and the core-seconds of both."""
+    tiny, run = folder / "tiny", folder / "shown"
+    tiny.mkdir()
+    learned = train_seed(name, steps, False, seed, tiny)
+    shown, shown_steps = REAL_STARTS[name].shown, REAL_STARTS[name].shown_steps
+    given = ["sft", "--from", str(tiny / "run"), "--where", shown if steps is None else "invalid == 0"]
+    given += ["--model", str(fetch_model(print)), "--steps", str(steps or shown_steps), "--batch", str(GAMES_BATCH)]
+    given += ["--lr", str(GAMES_LR), "--seed", str(seed), "--out", str(run), *ON_CPU]
+    given += ["update.warmup_steps=3", "update.lr_scheduler=linear", "checkpoint.every=1000"]
+    _, core_s = run_command(given, folder, threads=THREADS)
+    return max((run / "checkpoints").iterdir()), core_s + learned["warm_core_s"] + learned["grpo_core_s"]
 
 
 def train_seed(name: str, steps: int | None, smollm2: bool, seed: int, folder: Path) -> dict[str, Any]:
@@ -170,9 +206,12 @@ def train_seed(name: str, steps: int | None, smollm2: bool, seed: int, folder: P
     game, job = GAMES[name], JOBS / f"{name}.yaml"
     python, threads = ROOT / game.python / "bin" / "python", THREADS if smollm2 else 1
     changes = [f"environment.python={python}", f"seed={seed}", "evaluation.after=false"]
-    changes += SMOLLM2 if smollm2 else [f"update.lr={LR}"]
+    changes += [*SMOLLM2, *ON_CPU, *REAL_STARTS[name].changes] if smollm2 else [f"update.lr={LR}"]
     settings = load_settings(TrainSettings, job, {}, overrides=changes)
-    model, warm = (start_smollm2 if smollm2 else start_tiny)(game, settings, steps, folder)
+    if smollm2 and REAL_STARTS[name].shown:
+        model, warm = show_games(name, seed, steps, folder)
+    else:
+        model, warm = (show_last_moves if smollm2 else start_tiny)(game, settings, steps, folder)
     run = folder / "run"
     fewer = [] if steps is None else [f"steps={steps}", "prompts=2", "evaluation.rows=4", "evaluation.final_rows=4"]
     given = ["--config", str(job), "--model", str(model), "--out", str(run), *changes, *fewer]
@@ -191,16 +230,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--game", choices=GAMES, nargs="+", help="default: all")
     options.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    options.add_argument("--smollm2", action="store_true", help="`guess` alone, by a real model")
+    options.add_argument("--smollm2", action="store_true", help="by a real model")
     options.add_argument("--steps", type=int, help="a small part, of so many steps")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
     args = options.parse_args()
-    if args.smollm2 and args.game:
-        options.error("--smollm2 plays `guess` alone: leave --game out")
     out, seeds = args.out or (RESULTS if args.steps is None else None), f"--seeds {' '.join(map(str, args.seeds))}"
-    for game in ["guess"] if args.smollm2 else args.game or GAMES:
+    for game in args.game or GAMES:
         about = describe_environment("shell", THREADS if args.smollm2 else 1) | {
-            "job": f"`python bench/games.py {'--smollm2' if args.smollm2 else f'--game {game}'} {seeds}`",
+            "job": f"`python bench/games.py {'--smollm2 ' if args.smollm2 else ''}--game {game} {seeds}`",
             "core-s": "of the warm start, a tiny model's without imports; of the run, with its children and imports",
         }
         result = f"smollm2-{game}" if args.smollm2 else game
