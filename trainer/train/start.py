@@ -99,9 +99,7 @@ def _frozen_garbage_collection() -> Iterator[None]:
         gc.unfreeze()
 
 
-def find_checkpoint(
-    folder: RunFolder, settings: TrainSettings, console: Console, *, resume: bool
-) -> Checkpoint | None:
+def find_checkpoint(folder: RunFolder, settings: TrainSettings, console: Console, *, resume: bool) -> Checkpoint | None:
     """The checkpoint to resume from; None for a new run, and if the run ended before its first one. Raises ConfigError
     if the folder has a run that is not to be resumed, or cannot be with these settings."""
     if not resume:
