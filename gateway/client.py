@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import anyio
@@ -19,7 +20,7 @@ from anyio import to_thread
 
 from gateway.errors import GatewayError, ReplayError, SessionError, TooManySessions, Unavailable
 from gateway.limits import unavailable_result
-from gateway.session import Reward
+from gateway.session_protocols import Reward, open_session
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 from gateway.wire import dumps, feedback_from_json, result_from_json, spec_from_json, task_to_json
 
@@ -100,14 +101,8 @@ class RemoteGateway:
         listed = await self.request_json("GET", "/v1/tools?audience=all&form=spec")
         self._specs = tuple(spec_from_json(value) for value in listed["data"])
 
-    @asynccontextmanager
-    async def open(self, task: Task = Task()) -> AsyncIterator[RemoteSession]:  # noqa: B008 - frozen
-        session, is_whole = await self.begin(task), False
-        try:
-            yield session
-            is_whole = True
-        finally:
-            await session.close(is_abandoned=not is_whole)
+    def open(self, task: Task = Task()) -> AbstractAsyncContextManager[RemoteSession]:  # noqa: B008 - frozen
+        return open_session(partial(self.begin, task))
 
     async def begin(self, task: Task) -> RemoteSession:
         """Opens a session without a `with` block; the caller must close it, else it lives until it expires."""
@@ -121,17 +116,13 @@ class RemoteGateway:
                 raise  # The gateway has opened none.
             except (Exception, anyio.get_cancelled_exc_class()) as error:
                 was_sent = not isinstance(error.__cause__, _NEVER_SENT)
-                if was_sent and own_id:  # One with an id of the caller's may be another's.
-                    await self._abandon(own_id)
+                if was_sent and own_id:  # The server may have opened it. One with the caller's id may be another's.
+                    with anyio.move_on_after(ABANDON_TIMEOUT_S, shield=True), suppress(GatewayError):
+                        await self.request_json("DELETE", f"/v1/sessions/{own_id}?abandoned=true")
                 if was_sent or anyio.current_time() >= deadline:
                     raise
             await anyio.sleep(RECONNECT_POLL_S)
             await self._wait_for_servers()
-
-    async def _abandon(self, session_id: str) -> None:
-        """Closes a session that the server may have opened although its answer did not arrive."""
-        with anyio.move_on_after(ABANDON_TIMEOUT_S, shield=True), suppress(GatewayError):
-            await self.request_json("DELETE", f"/v1/sessions/{session_id}?abandoned=true")
 
     async def request_json(self, method: str, path: str, body: Any = None, within_s: float = 0.0) -> Any:
         """The response's JSON; raises the server's error message for an error response."""

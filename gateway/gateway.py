@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from gateway.errors import GatewayError, SessionError, TooManySessions, unwrap_e
 from gateway.loop_watchdog import LoopWatchdog
 from gateway.server_start import ServerStart, StartingServer, describe_starting
 from gateway.session import RELEASE_TIMEOUT_S, GatewaySession, Observer, has_feedback
+from gateway.session_protocols import open_session
 from gateway.tool_table import EMPTY_TABLE, Source, ToolTable, build_table
 from gateway.toolset import Toolset
 from gateway.types import Task, ToolSpec
@@ -206,15 +207,9 @@ class Gateway:
         """All tools offered now, including those for the training loop."""
         return self.table.specs
 
-    @asynccontextmanager
-    async def open(self, task: Task = Task()) -> AsyncIterator[GatewaySession]:  # noqa: B008 - frozen
+    def open(self, task: Task = Task()) -> AbstractAsyncContextManager[GatewaySession]:  # noqa: B008 - frozen
         """Opens a session for a `with` block."""
-        session, is_whole = await self.begin(task), False
-        try:
-            yield session
-            is_whole = True
-        finally:
-            await session.close(is_abandoned=not is_whole)
+        return open_session(partial(self.begin, task))
 
     async def begin(
         self, task: Task, table: Callable[[], ToolTable] | None = None, observers: Sequence[Observer] | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from gateway.toolset import Session
 from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Task, ToolCall, ToolResult, ToolSpec
@@ -33,6 +33,20 @@ class SessionMethods(Protocol):
     async def close(self, *, is_abandoned: bool = False) -> None:
         """Safe to call again. An abandoned session, whose rewards nobody wants, is not graded."""
         ...
+
+
+S = TypeVar("S", bound=SessionMethods)
+
+
+@asynccontextmanager
+async def open_session(begin: Callable[[], Awaitable[S]]) -> AsyncIterator[S]:
+    """A session for a `with` block, which is abandoned if the block raises."""
+    session, is_whole = await begin(), False
+    try:
+        yield session
+        is_whole = True
+    finally:
+        await session.close(is_abandoned=not is_whole)
 
 
 class AnySession(Session, SessionMethods, Protocol):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.http.activity import MAX_CHARS, session_digest
 from gateway.session import GatewaySession, ObservedCall, Observer
+from gateway.session_protocols import open_session
 from gateway.tool_table import EMPTY_TABLE, Source, ToolTable
 from gateway.types import Task, ToolSpec
 
@@ -98,14 +100,8 @@ class CallerGateway:
     def reload_refusal(self) -> object:
         return self._gateway.reload_refusal if self._caller.operator else None
 
-    @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[GatewaySession]:
-        session, is_whole = await self.begin(task), False
-        try:
-            yield session
-            is_whole = True
-        finally:
-            await session.close(is_abandoned=not is_whole)
+    def open(self, task: Task) -> AbstractAsyncContextManager[GatewaySession]:
+        return open_session(partial(self.begin, task))
 
     async def begin(self, task: Task) -> GatewaySession:
         session = await self._gateway.begin(task, lambda: self.table, self.observers)

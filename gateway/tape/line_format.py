@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gateway.argument_checks import MAX_LENGTH, MAX_VALUES
 from gateway.types import Audience, Feedback, Json, Outcome, Task, ToolCall, ToolResult
@@ -22,6 +22,7 @@ FORMAT = 2
 
 TapeLine = dict[str, Any]
 Answer = ToolResult | Feedback
+AnswerT = TypeVar("AnswerT", ToolResult, Feedback)
 
 
 def encode_answer(answer: Answer, blobs: dict[str, bytes]) -> TapeLine:

@@ -6,13 +6,12 @@ Lines are written whole or not at all; after a failed write the recording stops.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 from anyio import to_thread
@@ -20,9 +19,10 @@ from anyio import to_thread
 from gateway.errors import GatewayError, SessionError, TooManySessions
 from gateway.large_json import is_large, run_beside
 from gateway.session import CANCELLED, CallScope
-from gateway.session_protocols import SessionMethods
+from gateway.session_protocols import SessionMethods, open_session
 from gateway.tape.line_format import (
     Answer,
+    AnswerT,
     RequestHistory,
     RequestKey,
     TapeLine,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-
-AnswerT = TypeVar("AnswerT", ToolResult, Feedback)
 
 CANCELLED_FEEDBACK = Feedback(outcome=Outcome.CANCELLED, reason="cancelled by its caller")
 
@@ -73,9 +71,7 @@ class RecordedGateway:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         writer = self._writer
         try:
             await self._inner.__aexit__(kind, error, trace)
@@ -99,14 +95,8 @@ class RecordedGateway:
             )
         return self._tape_writer
 
-    @asynccontextmanager
-    async def open(self, task: Task = Task()) -> AsyncIterator[RecordedSession]:  # noqa: B008 - frozen
-        session, is_whole = await self.begin(task), False
-        try:
-            yield session
-            is_whole = True
-        finally:
-            await session.close(is_abandoned=not is_whole)
+    def open(self, task: Task = Task()) -> AbstractAsyncContextManager[RecordedSession]:  # noqa: B008 - frozen
+        return open_session(partial(self.begin, task))
 
     async def begin(self, task: Task) -> RecordedSession:
         writer = self._writer

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, nullcontext
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from anyio import to_thread
 
@@ -24,6 +24,7 @@ from gateway.gateway import Gateway
 from gateway.session import CANCELLED, CallScope, GatewaySession, Observer
 from gateway.tape.line_format import (
     FINISH_DIGEST,
+    AnswerT,
     RequestHistory,
     RequestKey,
     TapeLine,
@@ -106,7 +107,6 @@ def _closest(request: str, recorded: Iterable[str]) -> str:
     return ", ".join(get_close_matches(request, dict.fromkeys(recorded), n=3, cutoff=0.0)) or "nothing"
 
 
-AnswerT = TypeVar("AnswerT", ToolResult, Feedback)
 Blobs = Callable[[str], bytes]
 
 
