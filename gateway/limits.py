@@ -229,15 +229,8 @@ class LimitedToolset(ToolsetWrapper):
 
 
 class _LimitedSession(SessionWrapper):
-    __slots__ = ("_owner",)
-
-    def __init__(self, opening: AbstractAsyncContextManager[Session], owner: LimitedToolset) -> None:
-        super().__init__(opening)
-        self._owner = owner
-
-    @property
-    def specs(self) -> Sequence[ToolSpec]:
-        return self._owner.specs
+    __slots__ = ()
+    _owner: LimitedToolset
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         limiter, breaker = self._owner.limiter(call.name), self._owner.breaker

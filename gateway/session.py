@@ -193,8 +193,8 @@ class GatewaySession:
                 result = ToolResult((Text(problem),), Outcome.INVALID, reason="arguments do not match the schema")
             else:
                 inner, source = self.source_sessions[id(tool.source)], tool.source
-                if source.answers is not None:
-                    context = self._with_interaction(tool, context)
+                if source.answers is not None and context.answer_request is None and self.feedback_session is not None:
+                    context = source.answers.with_interaction(context, self._ask_interaction)
                 with _NO_SCOPE if source.is_limited else scope.open(is_call=True):
                     answer = await inner.call(call.renamed(tool.source_name), context)
                     result = await source.admit(answer) if source.admit else answer
@@ -263,13 +263,6 @@ class GatewaySession:
             tool = self._tools.get(call.name)
             runs.setdefault(tool.source.key if tool is not None and tool.source.in_order else index, []).append(index)
         return [*runs.values()]
-
-    def _with_interaction(self, tool: OfferedTool, context: Context) -> Context:
-        """The context with the interaction as the one who answers the tool's questions, where that is configured."""
-        answers = tool.source.answers
-        if answers is None or context.answer_request is not None or self.feedback_session is None:
-            return context
-        return answers.with_interaction(context, self._ask_interaction)
 
     async def _ask_interaction(self, question: str) -> Feedback:
         """The interaction's reply to a tool's question. It is no turn of the policy's, so its score does not count."""

@@ -99,10 +99,14 @@ class SessionWrapper:
     through all of them while every call waits.
     """
 
-    __slots__ = ("_opening", "_session")
+    __slots__ = ("_opening", "_owner", "_session")
 
-    def __init__(self, opening: AbstractAsyncContextManager[Session]) -> None:
-        self._opening = opening
+    def __init__(self, opening: AbstractAsyncContextManager[Session], owner: Toolset) -> None:
+        self._opening, self._owner = opening, owner
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return self._owner.specs
 
     async def __aenter__(self) -> Self:
         self._session = await self._opening.__aenter__()
@@ -162,15 +166,8 @@ class RenamedToolset(ToolsetWrapper):
 
 
 class _RenamedSession(SessionWrapper):
-    __slots__ = ("_owner",)
-
-    def __init__(self, opening: AbstractAsyncContextManager[Session], owner: RenamedToolset) -> None:
-        super().__init__(opening)
-        self._owner = owner
-
-    @property
-    def specs(self) -> Sequence[ToolSpec]:
-        return self._owner.specs
+    __slots__ = ()
+    _owner: RenamedToolset
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         name = self._owner.inner_names.get(call.name)

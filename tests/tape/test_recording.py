@@ -141,7 +141,7 @@ async def test_planted_rewards_are_counted_in_replay_as_in_the_recording(tmp_pat
 
     class GradingToolset(ToolsetWrapper):
         def open(self, task: Task) -> Grading:
-            return Grading(self.inner.open(task))
+            return Grading(self.inner.open(task), self)
 
     def make() -> Gateway:
         return Gateway([Source("grade", GradingToolset(NativeToolset([make_judge()])))])
