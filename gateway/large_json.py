@@ -20,7 +20,8 @@ LARGE = 65_536
 VALUE_COST = 16
 PIECE_LENGTH = 65_536
 MAX_THREADS = 2
-"""Large values that are encoded at a time: they share the interpreter, and each takes a multiple of its bytes."""
+"""Large values that are encoded, or parsed, at a time: they share the interpreter, and each takes a multiple of its
+bytes."""
 
 T = TypeVar("T")
 
@@ -89,13 +90,14 @@ _TEXTS = frozenset({str, bytes, bytearray})
 _MAPPINGS = frozenset({dict, MappingProxyType})
 _LISTS = frozenset({list, tuple})
 
-_threads: RunVar[anyio.CapacityLimiter] = RunVar("large_json_threads")
+Threads = RunVar[anyio.CapacityLimiter]
+_threads: Threads = RunVar("large_json_threads")
 
 
-async def run_beside(function: Callable[..., T], *args: Any) -> T:
+async def run_beside(function: Callable[..., T], *args: Any, threads: Threads = _threads) -> T:
     """Runs work on a large value in a thread, of which there are few; cancelling abandons it."""
-    limiter = _threads.get(None)
+    limiter = threads.get(None)
     if limiter is None:
         limiter = anyio.CapacityLimiter(MAX_THREADS)
-        _threads.set(limiter)
+        threads.set(limiter)
     return await to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=limiter)

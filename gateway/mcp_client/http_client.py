@@ -356,6 +356,11 @@ async def read_body(response: httpx2.Response, max_bytes: int) -> bytes | None:
     return None if is_too_large else bytes(body)
 
 
+def record_status(pending: PendingRequest, response: httpx2.Response) -> None:
+    """Records on the request how a server answered it, and which credentials it asks for."""
+    pending.http_status, pending.auth_challenge = response.status_code, response.headers.get("www-authenticate")
+
+
 def record_failure(pending: PendingRequest, error: Exception, url: httpx2.URL) -> str:
     """Records on the request whether a failed exchange reached the server; returns the reason."""
     if isinstance(error, AuthError):

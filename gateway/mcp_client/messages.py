@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-import anyio
-from anyio import to_thread
 from anyio.lowlevel import RunVar
 from mcp_types import (
     INTERNAL_ERROR,
@@ -25,6 +23,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from gateway.bounded_json import MAX_VALUES, SMALL_LENGTH, JsonValuesError, count_marks, loads
+from gateway.large_json import Threads, run_beside
 from gateway.plural import format_count
 from gateway.wire import dumps
 
@@ -33,7 +32,6 @@ EDGE_BYTES = 256
 GUESS_BYTES = 4096
 MAX_BATCH = 1_000
 """Messages in one JSON array; a server that has more sends several."""
-MAX_LARGE_PARSES = 2
 MAX_ERROR_CHARS = 16_384
 """What is kept of the text of a JSON-RPC error."""
 _SHOWN_CHARS = 80
@@ -69,21 +67,14 @@ def parse_messages(data: bytes, max_values: int = MAX_VALUES) -> list[JSONRPCMes
     return list(_to_messages(value if isinstance(value, list) else [value]))
 
 
-_large_parses: RunVar[anyio.CapacityLimiter] = RunVar("large_parses")
+_large_parses: Threads = RunVar("large_parses")
 
 
 async def read_messages(data: bytes, max_values: int = MAX_VALUES) -> list[JSONRPCMessage]:
-    """The same without holding the event loop.
-
-    Few are parsed at a time: they share the interpreter with the event loop, and each takes a multiple of its bytes.
-    """
+    """The same without holding the event loop."""
     if len(data) <= SMALL_LENGTH:
         return parse_messages(data, max_values)
-    limiter = _large_parses.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(MAX_LARGE_PARSES)
-        _large_parses.set(limiter)
-    return await to_thread.run_sync(parse_messages, data, max_values, abandon_on_cancel=True, limiter=limiter)
+    return await run_beside(parse_messages, data, max_values, threads=_large_parses)
 
 
 _TOOLS = re.compile(rb'(?<!\\)"tools"\s*:\s*\[')

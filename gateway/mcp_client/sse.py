@@ -21,6 +21,7 @@ from gateway.mcp_client.http_client import (
     read_body,
     read_chunks,
     record_failure,
+    record_status,
 )
 from gateway.mcp_client.messages import error_response, serialize
 from gateway.types import DEFAULT_CONTEXT
@@ -80,13 +81,11 @@ class SSEWriter:
                 self._client, "GET", self._url, {**self._base_headers, "accept": "text/event-stream"}
             ) as response:
                 if pending is not None:
-                    pending.http_status, pending.auth_challenge = (
-                        response.status_code,
-                        response.headers.get("www-authenticate"),
-                    )
-                problem = describe_encoding(response) or response.headers.get("content-type", "no content")
-                if response.status_code >= 300 or not _is_event_stream(response):
-                    raise SSEError(f"HTTP {response.status_code}, {problem}")
+                    record_status(pending, response)
+                encoding, content_type = describe_encoding(response), response.headers.get("content-type", "no content")
+                is_events = content_type.lower().startswith("text/event-stream")
+                if response.status_code >= 300 or encoding or not is_events:
+                    raise SSEError(f"HTTP {response.status_code}, {encoding or content_type}")
                 await read_chunks(response, on_chunk)
         except (httpx2.TransportError, httpx2.StreamError) as error:
             problem = record_failure(pending or PendingRequest(DEFAULT_CONTEXT), error, httpx2.URL(self._url))
@@ -131,16 +130,10 @@ class SSEWriter:
 
 
 def _record_refusal(response: httpx2.Response, pending: PendingRequest) -> str:
-    pending.http_status, pending.auth_challenge = response.status_code, response.headers.get("www-authenticate")
+    record_status(pending, response)
     pending.session_lost = response.status_code == 404
     pending.undelivered_reason = f"HTTP {response.status_code}"
     return pending.undelivered_reason
-
-
-def _is_event_stream(response: httpx2.Response) -> bool:
-    return describe_encoding(response) is None and bool(
-        response.headers.get("content-type", "").lower().startswith("text/event-stream")
-    )
 
 
 def _resolve_endpoint(url: str, reference: str) -> str:

@@ -35,6 +35,7 @@ from gateway.mcp_client.http_client import (
     read_body,
     read_chunks,
     record_failure,
+    record_status,
 )
 from gateway.mcp_client.messages import UnreadableMessageError, error_response, find_mistake, read_messages, serialize
 from gateway.types import DEFAULT_CONTEXT
@@ -79,19 +80,19 @@ class StreamableHttpWriter:
         self._open_answers = 0
 
     async def send(self, message: JSONRPCMessage, extra: Mapping[str, str]) -> None:
+        if isinstance(message, JSONRPCRequest) and message.method == "initialize":
+            self._version = None
+        headers = self._headers(extra)
         if isinstance(message, JSONRPCRequest):
-            if message.method == "initialize":
-                self._version = None
-            headers = self._headers(extra)
             scope = self._scopes[message.id] = anyio.CancelScope()
             self._tasks.start_soon(self._post_request, message, headers, scope)
         elif isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
-            self._tasks.start_soon(self._cancel, message, self._headers(extra))
+            self._tasks.start_soon(self._cancel, message, headers)
         elif not isinstance(message, JSONRPCNotification):
-            await self._post_answer(message, self._headers(extra))
+            await self._post_answer(message, headers)
         else:
-            await self._post_message(message, self._headers(extra))
-            if isinstance(message, JSONRPCNotification) and message.method == "notifications/initialized":
+            await self._post_message(message, headers)
+            if message.method == "notifications/initialized":
                 self._tasks.start_soon(self._listen)
 
     async def _post_answer(self, message: JSONRPCMessage, headers: dict[str, str]) -> None:
@@ -131,7 +132,7 @@ class StreamableHttpWriter:
         self, message: JSONRPCRequest, response: httpx2.Response, pending: PendingRequest
     ) -> str | None:
         """Puts the answer into the inbox; otherwise returns the problem."""
-        pending.http_status, pending.auth_challenge = response.status_code, response.headers.get("www-authenticate")
+        record_status(pending, response)
         content_type = response.headers.get("content-type", "").lower()
         if response.status_code >= 300:
             return await self._handle_error_status(message, response, pending)
@@ -189,18 +190,17 @@ class StreamableHttpWriter:
         events = EventParser(self._inbox.max_bytes)
         if await self._read_events(response, events, message.id):
             return None
+        reason = "the stream of the answer ended without an answer"
         for _ in range(_MAX_RESUMPTIONS):
             if not events.last_id or self._version in MODERN_PROTOCOL_VERSIONS:
                 break
             await anyio.sleep(min(events.retry_s or _RETRY_DELAYS_S[0], _RETRY_DELAYS_S[1]))
             async with open_response(self._client, "GET", self._url, self._resume_headers(events)) as resumed:
-                if resumed.status_code >= 300 or await self._read_events(resumed, events, message.id):
-                    return (
-                        None if resumed.status_code < 300 else self._record_loss(pending, f"HTTP {resumed.status_code}")
-                    )
-        return self._record_loss(pending, "the stream of the answer ended without an answer")
-
-    def _record_loss(self, pending: PendingRequest, reason: str) -> str:
+                if resumed.status_code >= 300:
+                    reason = f"HTTP {resumed.status_code}"
+                    break
+                if await self._read_events(resumed, events, message.id):
+                    return None
         pending.lost_reason = reason
         return reason
 

@@ -69,11 +69,8 @@ class Subscriptions:
                 tasks.cancel_scope.cancel()
             if not self._changed.is_set():
                 self._was_lost = True
-                delay_s = (
-                    _RETRY_DELAYS_S[0]
-                    if anyio.current_time() - started_at > delay_s
-                    else min(2 * delay_s, _RETRY_DELAYS_S[1])
-                )
+                has_lasted = anyio.current_time() - started_at > delay_s
+                delay_s = _RETRY_DELAYS_S[0] if has_lasted else min(2 * delay_s, _RETRY_DELAYS_S[1])
                 await anyio.sleep(delay_s)
 
     async def _cancel_on_change(self, scope: anyio.CancelScope) -> None:
