@@ -17,11 +17,10 @@ from mcp.client.stdio import get_default_environment
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from gateway.bounded_json import MAX_VALUES
-from gateway.mcp_client.dispatcher import Dispatcher
+from gateway.mcp_client.dispatcher import Dispatcher, RequestId
 from gateway.mcp_client.errors import PendingRequest, current_request, record_cut
 from gateway.mcp_client.flood_limits import (
     CHUNK_S,
-    ENDLESS_LINE_BYTES,
     EVENT_S,
     LINE_COST,
     LINE_S,
@@ -57,7 +56,7 @@ _STDERR_TAIL_BYTES, _STDERR_TAIL_CHARS = 2400, 600
 _BROKEN_EXCERPT_BYTES = 80
 _STOP_S, _SILENT_STOP_S = 1.0, 0.2
 """Time for a server to stop; shorter while it has not sent a message yet and so has done nothing."""
-_EXIT_POLL_S = 0.2
+_EXIT_POLL_S, _EXIT_CODE_S = 0.2, 0.5
 _LAST_OUTPUT_S = 0.3
 """How long the output of a process that has exited is still read, where another process holds the pipe open."""
 _WRITE_BATCH_BYTES = 65536
@@ -66,7 +65,6 @@ _MAX_WAITING_LINES, _MAX_WAITING_ANSWERS = 64, 1_000
 _ANSWER = re.compile(rb'\s*(?:\[\s*)?\{\s*"(?:jsonrpc|id|result|error)"\s*:')
 _METHOD = re.compile(rb'"method"\s*:')
 MAX_UNASSIGNED = 64
-RequestId = str | int
 
 OutgoingLine = tuple[bytes, PendingRequest | None]
 
@@ -118,8 +116,6 @@ class OpenRequests:
 
 class ChildProcess:
     """A stdio MCP server as a child process."""
-
-    transport = "stdio"
 
     def __init__(
         self,
@@ -206,10 +202,6 @@ class ChildProcess:
                         else:
                             self._strays.spend(LINE_COST)
                             await pacer.work(LINE_S)
-                    if lines.line_size > self.max_bytes + ENDLESS_LINE_BYTES:
-                        record_cut("line")
-                        limit = self.max_bytes + ENDLESS_LINE_BYTES
-                        raise StreamFlood(f"the server sent a line of more than {limit} bytes")
                 dispatcher.is_reading = False
         except StreamFlood as error:
             self.overflow = str(error)
@@ -271,12 +263,12 @@ class ChildProcess:
                 self._stderr_tail.add(data)
                 await pacer.work(READ_S)
 
-    async def describe_exit(self, wait_s: float = 0.5) -> str:
+    async def describe_exit(self) -> str:
         """Why the process ended, after waiting a moment for its exit code."""
         process = self._process
         if process is None:
             return "it never started"
-        await wait_for_exit(process.supervisor, wait_s)
+        await wait_for_exit(process.supervisor, _EXIT_CODE_S)
         reasons = [self.overflow] if self.overflow else []
         code = process.exit_code
         if code is not None:

@@ -77,7 +77,8 @@ class Connection:
         self.close_reason: CloseReason | None = None
         self.retire_reason: str | None = None
         self.pending, self.health = set[PendingRequest](), ConnectionHealth(transport.config, cuts)
-        self._draining = anyio.Event()
+        self.draining = anyio.Event()
+        """Set when no new call should be made on this connection."""
         self._has_sent_calls, self.late_answers = False, LateAnswers()
         self._handshake_request = PendingRequest(DEFAULT_CONTEXT, cuts=cuts)
         self._refused_request: PendingRequest | None = None
@@ -221,11 +222,7 @@ class Connection:
     def retire(self, reason: str) -> None:
         """Takes no new calls. Those under way may finish: a server that refuses one may still answer others."""
         self.retire_reason = reason
-        self._draining.set()
-
-    async def wait_until_draining(self) -> None:
-        """Returns when no new call should be made on this connection."""
-        await self._draining.wait()
+        self.draining.set()
 
     @property
     def is_usable(self) -> bool:
@@ -253,7 +250,7 @@ class Connection:
             self.close_reason = close_reason
             self.handshake_done.set()
             self.closed.set()
-            self._draining.set()
+            self.draining.set()
 
     async def _handle_request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         self.health.hear()

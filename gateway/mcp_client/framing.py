@@ -45,24 +45,22 @@ class OversizedLine:
 
 
 class LineSplitter:
-    """Splits a stream of chunks into lines of at most `max_bytes`."""
+    """Splits a stream of small chunks into lines of at most `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._size, self._kept = max_bytes, 0, bytearray()
         self._head: bytes | None = None
         """The start of a line that is too long; `_kept` then holds only its end."""
 
-    @property
-    def line_size(self) -> int:
-        """Size of the line that has not ended yet."""
-        return self._size
-
     def feed(self, chunk: bytes) -> list[bytes | OversizedLine]:
-        """The lines that end in this chunk."""
+        """The lines that end in this chunk; raises `StreamFlood` for one that does not end."""
         *complete, rest = chunk.split(b"\n")
         lines = [self._end(part) for part in complete]
         if rest:
             self._add(rest)
+            if self._size > (limit := self._max_bytes + ENDLESS_LINE_BYTES):
+                record_cut("line")
+                raise StreamFlood(f"the server sent a line of more than {limit} bytes")
         return lines
 
     def _add(self, part: bytes) -> None:
@@ -131,11 +129,7 @@ class EventParser:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         elif chunk:
             self._after_return = False
-        lines = self._lines.feed(chunk)
-        if self._lines.line_size > self._max_bytes + ENDLESS_LINE_BYTES:
-            record_cut("line")
-            raise StreamFlood(f"the server sent a line of more than {self._max_bytes + ENDLESS_LINE_BYTES} bytes")
-        return [event for line in lines if (event := self._parse_line(line)) is not None]
+        return [event for line in self._lines.feed(chunk) if (event := self._parse_line(line)) is not None]
 
     def _parse_line(self, line: bytes | OversizedLine) -> ServerSentEvent | None:
         if isinstance(line, OversizedLine):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import anyio
@@ -52,15 +53,27 @@ class ConnectionHealth:
         self.heard_at, self.doubt = monotonic(), None
         self._news.set()
 
-    def watch_request(self, pending: PendingRequest, dispatcher: Dispatcher) -> _WatchedRequest:
-        """A block around one request, which records how it ends."""
-        return _WatchedRequest(self, pending, dispatcher)
+    @contextmanager
+    def watch_request(self, pending: PendingRequest, dispatcher: Dispatcher) -> Iterator[None]:
+        """A block around one request: records whether it was answered, timed out, or was given up by its caller."""
+        started_at, deadline = monotonic(), anyio.current_effective_deadline()
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, MCPError) and _is_answer(error, pending):
+                self.record_answer()
+            elif pending.credentials_wanted_at is not None or dispatcher.explain_silence(started_at):
+                pass  # The server was not asked yet; or it spoke, and we could not read it, or not yet.
+            elif not isinstance(error, Exception) and anyio.current_time() >= deadline:
+                self._record_timeout(started_at)
+            raise
+        self.record_answer()
 
     def record_answer(self) -> None:
         self.timeouts = 0
         self.hear()
 
-    def record_timeout(self, started_at: float) -> None:
+    def _record_timeout(self, started_at: float) -> None:
         if started_at >= self._counted_at:
             self._counted_at = monotonic()
             self.timeouts += 1
@@ -151,31 +164,6 @@ class ConnectionHealth:
         self._answers_pings = self._answers_pings or method == "ping"
         self.hear()
         return None
-
-
-class _WatchedRequest:
-    """Records whether a request was answered, timed out, or was given up by its caller."""
-
-    __slots__ = ("_deadline", "_dispatcher", "_health", "_pending", "_started_at")
-
-    def __init__(self, health: ConnectionHealth, pending: PendingRequest, dispatcher: Dispatcher) -> None:
-        self._health, self._pending, self._dispatcher = health, pending, dispatcher
-        self._started_at, self._deadline = monotonic(), anyio.current_effective_deadline()
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None or (isinstance(error, MCPError) and _is_answer(error, self._pending)):
-            self._health.record_answer()
-        elif self._pending.credentials_wanted_at is not None:
-            return  # The server was not asked yet.
-        elif self._dispatcher.explain_silence(self._started_at):
-            return  # It spoke, and we could not read it, or not yet.
-        elif not isinstance(error, Exception) and anyio.current_time() >= self._deadline:
-            self._health.record_timeout(self._started_at)
 
 
 def _is_answer(error: MCPError, pending: PendingRequest) -> bool:

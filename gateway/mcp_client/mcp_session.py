@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -72,7 +71,7 @@ class ResultParsers:
     async def parse(self, spec: ToolSpec, raw: Mapping[str, Any]) -> ToolResult:
         """The result for a raw one, after the tool's parser; a parser runs in a thread, with a deadline."""
         result = await self._threads.run(to_result, raw) if is_heavy(raw) else to_result(raw)
-        if not self._configured or (parser := self.for_tool(spec)) is None:
+        if (parser := self._find_parser(spec)) is None:
             return result
         with anyio.move_on_after(PARSE_TIMEOUT_S):
             parsed: ToolResult = await self._threads.run(apply_parser, parser, raw.get("content"), result)
@@ -80,7 +79,7 @@ class ResultParsers:
         reason = f"{type(parser).__name__} did not parse the result within {PARSE_TIMEOUT_S:g} s"
         return replace(result, metrics={**result.metrics, "parse_failed": 1}, reason=result.reason or reason)
 
-    def for_tool(self, spec: ToolSpec) -> MCPBaseTool | None:
+    def _find_parser(self, spec: ToolSpec) -> MCPBaseTool | None:
         if not self._configured:
             return None
         if spec.name not in self._built:
@@ -88,14 +87,10 @@ class ResultParsers:
             if isinstance(parser, type):
                 parser = partial(parser, {})
             if parser is not None and not isinstance(parser, MCPBaseTool):
-                parser = parser(_to_openai_schema(spec))
+                function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+                parser = parser(OpenAIFunctionToolSchema.model_validate({"function": function}))
             self._built[spec.name] = parser
         return self._built[spec.name]
-
-
-def _to_openai_schema(spec: ToolSpec) -> OpenAIFunctionToolSchema:
-    function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
-    return OpenAIFunctionToolSchema.model_validate({"function": function})
 
 
 class McpSession:
@@ -118,9 +113,7 @@ class McpSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -208,9 +201,10 @@ class McpSession:
         return self._connection
 
     def close(self) -> None:
+        """Closes a leased connection: the state that the session left in it belongs to this session alone."""
         self._closed = True
         if self._connection is not None:
-            self._toolset.pool.release(self._connection)
+            self._connection.close()
 
 
 def _keeps_state(connection: Connection) -> bool:

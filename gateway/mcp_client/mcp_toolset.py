@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -128,9 +127,7 @@ class McpToolset:
         with anyio.move_on_after(self.config.connect_timeout_s + _REASON_MARGIN_S):
             await self._first_attempt_done.wait()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    async def __aexit__(self, *_: object) -> None:
         self._reconnect_scope.cancel()  # first, or closing the connection would start a reconnect
         with anyio.move_on_after(_CLOSE_S, shield=True):
             connections = self.pool.connections
@@ -141,7 +138,6 @@ class McpToolset:
         self._tasks.cancel_scope.cancel()
         # The block's error is not passed on: the task group would wrap it into an exception group.
         await self._tasks.__aexit__(None, None, None)
-        return None
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -240,24 +236,21 @@ class McpToolset:
     async def _keep_connected(self) -> None:
         """Connects to the server, and reconnects whenever the connection is lost."""
         with self._reconnect_scope:
-            await self._reconnect_loop()
-
-    async def _reconnect_loop(self) -> None:
-        delay_s = MIN_RECONNECT_S
-        while True:
-            self._restart_wanted = anyio.Event()
-            connection = await self._connect()
-            self._first_attempt_done.set()
-            if connection is not None:
-                connected_at = anyio.current_time()
-                lost = await self.pool.use_until_lost(connection)
-                self._state.record_loss(RESTARTED_BY_HAND if self._restart_wanted.is_set() else lost)
-                if anyio.current_time() - connected_at > STABLE_S:
-                    delay_s = MIN_RECONNECT_S
-                    continue
-            with anyio.move_on_after(delay_s * random.uniform(0.5, 1.0)):  # noqa: S311 (spreads load, guards nothing)
-                await self._restart_wanted.wait()
-            delay_s = MIN_RECONNECT_S if self._restart_wanted.is_set() else min(2 * delay_s, MAX_RECONNECT_S)
+            delay_s = MIN_RECONNECT_S
+            while True:
+                self._restart_wanted = anyio.Event()
+                connection = await self._connect()
+                self._first_attempt_done.set()
+                if connection is not None:
+                    connected_at = anyio.current_time()
+                    lost = await self.pool.use_until_lost(connection)
+                    self._state.record_loss(RESTARTED_BY_HAND if self._restart_wanted.is_set() else lost)
+                    if anyio.current_time() - connected_at > STABLE_S:
+                        delay_s = MIN_RECONNECT_S
+                        continue
+                with anyio.move_on_after(delay_s * random.uniform(0.5, 1.0)):  # noqa: S311 (spreads load, guards nothing)
+                    await self._restart_wanted.wait()
+                delay_s = MIN_RECONNECT_S if self._restart_wanted.is_set() else min(2 * delay_s, MAX_RECONNECT_S)
 
     async def _connect(self) -> Connection | None:
         """A usable connection over the first transport that works, with its listing loaded; None if all fail."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -37,33 +36,6 @@ def remaining_wait_s() -> float:
     return min(MAX_WAIT_S, max(0.0, left_s - min(_DEADLINE_MARGIN_S, left_s / 10)))
 
 
-class ConnectionPool(Protocol):
-    """Where sessions get their connections from."""
-
-    async def connect(self) -> Connection:
-        """A new connection whose handshake may still fail; its listing is read before it is used."""
-        ...
-
-    async def use_until_lost(self, connection: Connection) -> CloseReason:
-        """Offers a working connection to sessions; returns why the server must be connected to again."""
-        ...
-
-    async def acquire(self, rollout: RolloutIdentity) -> Connection: ...
-
-    async def acquire_any(self) -> Connection:
-        """A connection for one request that belongs to no session; never one that is leased to a session."""
-        ...
-
-    def release(self, connection: Connection) -> None: ...
-
-    def close_all(self, reason: str) -> None:
-        """Closes every connection, those being made included, so that the server is connected to again."""
-        ...
-
-    @property
-    def connections(self) -> tuple[Connection, ...]: ...
-
-
 StartConnection = Callable[[RolloutIdentity], Connection]
 
 
@@ -81,13 +53,15 @@ class SharedConnection:
         return () if self._current is None else (self._current,)
 
     async def connect(self) -> Connection:
+        """A new connection whose handshake may still fail; its listing is read before it is used."""
         self._latest = self._start_connection(LISTING)
         return self._latest
 
     async def use_until_lost(self, connection: Connection) -> CloseReason:
+        """Offers a working connection to sessions; returns why the server must be connected to again."""
         self._current = connection
         self.wake_waiters()
-        await connection.wait_until_draining()
+        await connection.draining.wait()
         self._current = None
         if connection.close_reason is not None:
             # Two processes of one server could get in each other's way.
@@ -112,13 +86,11 @@ class SharedConnection:
             return self._current
         raise unavailable_error("the server is still being connected to")
 
-    async def acquire_any(self) -> Connection:
-        return await self.acquire()
-
-    def release(self, connection: Connection) -> None:
-        """Does nothing: the connection stays shared."""
+    acquire_any = acquire
+    """For one request that belongs to no session."""
 
     def close_all(self, reason: str) -> None:
+        """Closes every connection, those being made included, so that the server is connected to again."""
         if self._latest is not None:
             self._latest.close(reason)
 
@@ -266,12 +238,12 @@ class LeasedConnections:
         async with self._changed:
             self._changed.notify_all()
 
-    def release(self, connection: Connection) -> None:
-        """Closes the connection: the state that a session left in it belongs to that session alone."""
-        connection.close()
-
     def close_all(self, reason: str) -> None:
         for connection in self.connections:
             connection.close(reason)
         self._open_failure = CloseReason(reason)
         self._open_failed.set()
+
+
+ConnectionPool = SharedConnection | LeasedConnections
+"""Where sessions get their connections from."""

@@ -25,7 +25,6 @@ from mcp_types import (
     CLIENT_INFO_META_KEY,
     LOG_LEVEL_META_KEY,
     PROTOCOL_VERSION_META_KEY,
-    SERVER_INFO_META_KEY,
     UNSUPPORTED_PROTOCOL_VERSION,
 )
 from mcp_types.version import (
@@ -56,7 +55,6 @@ class NegotiatedProtocol:
 
     version: str
     capabilities: Mapping[str, Any]
-    server_info: Mapping[str, Any]
     instructions: str | None
     log_level: str | None = None
     """The wanted log level; modern versions send it with every request."""
@@ -162,30 +160,18 @@ def _parse_discovery(result: Mapping[str, Any]) -> NegotiatedProtocol | None:
     common = [v for v in MODERN_PROTOCOL_VERSIONS if isinstance(versions, list) and v in versions]
     if not common:
         return None
-    info = _as_mapping(result.get("_meta")).get(SERVER_INFO_META_KEY)
-    return NegotiatedProtocol(
-        common[-1], _as_mapping(result.get("capabilities")), _as_mapping(info), _as_text(result.get("instructions"))
-    )
+    return _parse_protocol(common[-1], result)
 
 
 async def _initialize(send: Send, notify: Notify, wanted: str) -> NegotiatedProtocol:
-    params = {
-        "protocolVersion": wanted,
-        "capabilities": dict(CLIENT_CAPABILITIES),
-        "clientInfo": _CLIENT_INFO,
-    }
+    params = {"protocolVersion": wanted, "capabilities": dict(CLIENT_CAPABILITIES), "clientInfo": _CLIENT_INFO}
     # A modern server that is asked in the old way, too, wants the method in each request's headers.
     headers = {MCP_METHOD_HEADER: "initialize"}
     result = await send("initialize", params, {"cancel_on_abandon": False, "headers": headers})
     version = result.get("protocolVersion")
     if version not in HANDSHAKE_PROTOCOL_VERSIONS:
         raise UpstreamError(Outcome.UNAVAILABLE, f"it speaks MCP {version!r}, which this gateway does not support")
-    protocol = NegotiatedProtocol(
-        str(version),
-        _as_mapping(result.get("capabilities")),
-        _as_mapping(result.get("serverInfo")),
-        _as_text(result.get("instructions")),
-    )
+    protocol = _parse_protocol(str(version), result)
     headers = {MCP_PROTOCOL_VERSION_HEADER: protocol.version, MCP_METHOD_HEADER: "notifications/initialized"}
     await notify("notifications/initialized", None, {"headers": headers})
     return protocol
@@ -210,5 +196,8 @@ def _as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _as_text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _parse_protocol(version: str, result: Mapping[str, Any]) -> NegotiatedProtocol:
+    """What a server says of itself in the answer to either request."""
+    instructions = result.get("instructions")
+    text = instructions if isinstance(instructions, str) else None
+    return NegotiatedProtocol(version, _as_mapping(result.get("capabilities")), text)

@@ -78,8 +78,8 @@ async def answer_request(method: str, params: Any) -> dict[str, Any]:
 
 
 def test_request_is_prepared_for_its_protocol_version() -> None:
-    handshake = NegotiatedProtocol("2025-11-25", {}, {}, None)
-    modern = NegotiatedProtocol("2026-07-28", {}, {}, None, header_maps={"t": {("a",): "A"}})
+    handshake = NegotiatedProtocol("2025-11-25", {}, None)
+    modern = NegotiatedProtocol("2026-07-28", {}, None, header_maps={"t": {("a",): "A"}})
     meta = {"io.modelcontextprotocol/clientCapabilities": {"sampling": {}}, "trace": "x", "progressToken": 3}
     params = {"name": "t", "arguments": {"a": "é"}}
     plain, options = handshake.prepare_request("tools/call", params, Context(meta=meta))
