@@ -41,7 +41,7 @@ def unused_user() -> Iterator[int]:
         user = users[index % len(users)]
         lock = os.open(folder / str(user), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            if _take(lock):
+            if try_lock(lock):
                 yield user
                 return
         finally:
@@ -50,9 +50,10 @@ def unused_user() -> Iterator[int]:
     raise Unavailable(f"no user is left that a program could run as: {problem}\n  remedy: run fewer at once")
 
 
-def _take(lock: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Whether a file's lock was free, and is held by this process now."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -10,7 +10,6 @@ from mcp.client.auth import OAuthFlowError, PKCEParameters
 from mcp.client.auth.utils import validate_authorization_response_iss
 from mcp.shared.auth import OAuthClientInformationFull
 
-from gateway.config.server_auth import OAuth
 from gateway.mcp_client.auth.credentials import AuthError, Challenge
 from gateway.mcp_client.auth.discovery import Authorization, discover
 from gateway.mcp_client.auth.loopback import LoopbackReceiver, open_loopback
@@ -40,10 +39,10 @@ async def log_in(credentials: PersonCredentials, challenge: Challenge, show_url:
     code = _check_answer(answer, authorization)
     form = {"code": code, "code_verifier": pkce.code_verifier, "redirect_uri": receiver.redirect_uri}
     tokens = await exchange_code(credentials.http, authorization, client, form, scope)
+    if config.client_id is not None:  # The configuration has the secret anyway.
+        client = client.model_copy(update={"client_secret": None})
     async with credentials.file.lock():
-        credentials.file.write(
-            Login(server_url=credentials.server_url, client=_to_store(config, client), tokens=tokens)
-        )
+        credentials.file.write(Login(server_url=credentials.server_url, client=client, tokens=tokens))
     return tokens
 
 
@@ -51,11 +50,6 @@ def _registered_port(client: OAuthClientInformationFull | None) -> int:
     """The port that the gateway registered itself with; authorization servers may insist on it."""
     uris = client.redirect_uris if client is not None else None
     return (urlsplit(str(uris[0])).port or 0) if uris else 0
-
-
-def _to_store(config: OAuth, client: OAuthClientInformationFull) -> OAuthClientInformationFull:
-    """The client without a secret that the configuration has anyway."""
-    return client if config.client_id is None else client.model_copy(update={"client_secret": None})
 
 
 def _authorization_url(

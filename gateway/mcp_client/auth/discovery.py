@@ -51,7 +51,8 @@ async def discover(http: OAuthHttp, server_url: str, challenge: Challenge, issue
     """Finds the authorization server. With `issuer` only that one is accepted; raises `AuthError`."""
     resource = await _get_resource(http, server_url, challenge)
     if resource is None:
-        origin = _origin(server_url)
+        parts = urlsplit(server_url)
+        origin = f"{parts.scheme}://{parts.netloc}"
         _check_issuer([origin], issuer)
         own = await _get_metadata(http, None, server_url, origin) or _default_metadata(origin)
         return _checked(http, Authorization(resource_url_from_server_url(server_url), own))
@@ -139,8 +140,3 @@ def _checked(http: OAuthHttp, authorization: Authorization) -> Authorization:
     if methods is not None and "S256" not in methods:
         raise AuthError("its authorization server does not support PKCE with S256", _REPORT)
     return authorization
-
-
-def _origin(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"

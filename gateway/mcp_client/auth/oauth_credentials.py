@@ -10,7 +10,6 @@ do, and two processes spend one refresh token twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
 
 from mcp.client.auth.utils import issuers_match
 from mcp.shared.auth import OAuthClientInformationFull
@@ -107,13 +106,11 @@ class JobCredentials(OAuthCredentials):
 class PersonCredentials(OAuthCredentials):
     """The tokens of `mtrl-gateway login`, shared with other processes by their file. Nobody is asked to log in here."""
 
-    _remedies: ClassVar[dict[bool, str]] = {True: "", False: _NO_LOGIN_REMEDY}
-
     def __init__(self, name: str, server_url: str, config: OAuth | None, get_client: GetClient) -> None:
         super().__init__(name, server_url, config, get_client)
         self.file = TokenFile(name, server_url)
         self._is_loaded = False
-        self.remedy = f"run `mtrl-gateway login {name}`{self._remedies[config is not None]}"
+        self.remedy = f"run `mtrl-gateway login {name}`{_NO_LOGIN_REMEDY if config is None else ''}"
 
     def needs_renewal(self) -> bool:
         return not self._is_loaded or super().needs_renewal()

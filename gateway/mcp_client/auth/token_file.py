@@ -5,7 +5,6 @@ A lock file beside it keeps two processes from spending one refresh token twice.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -20,6 +19,7 @@ from mcp.shared.auth import OAuthClientInformationFull
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.mcp_client.auth.credentials import AuthError
+from gateway.sandbox.program_users import try_lock
 
 LOCK_S = 30.0
 """How long to wait for another process that renews the same tokens."""
@@ -71,11 +71,11 @@ def state_folder() -> Path:
 class TokenFile:
     """The login of one server. It is found by name and address, so that another server never gets these tokens."""
 
-    def __init__(self, name: str, server_url: str, folder: Path | None = None) -> None:
+    def __init__(self, name: str, server_url: str) -> None:
         self.server_url = server_url
         safe_name = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:64].lstrip(".") or "server"
         digest = hashlib.sha256(f"{name}\n{server_url}".encode()).hexdigest()[:16]
-        self.path = (folder or state_folder()) / f"{safe_name}-{digest}.json"
+        self.path = state_folder() / f"{safe_name}-{digest}.json"
 
     def read(self) -> Login:
         """The stored login, an empty one if there is none; raises `AuthError` if others can read the file."""
@@ -140,18 +140,10 @@ class TokenFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with anyio.move_on_after(LOCK_S) as waiting:
-                while not _try_lock(descriptor):  # noqa: ASYNC110 (another process holds it)
+                while not try_lock(descriptor):  # noqa: ASYNC110 (another process holds it)
                     await anyio.sleep(_POLL_S)
             if waiting.cancelled_caught:
                 raise AuthError(f"another process has held {path} for {LOCK_S:g} s", "end it, or try again later")
             yield
         finally:
             os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

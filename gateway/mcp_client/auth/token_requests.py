@@ -48,7 +48,8 @@ async def get_client(
     document = config.client_metadata_url
     if document is not None and should_use_client_metadata_url(authorization.metadata, document):
         return create_client_info_from_metadata_url(document)
-    if known is not None and known.issuer == authorization.issuer and _redirect_uris(known) == [redirect_uri]:
+    registered = [str(uri) for uri in (known and known.redirect_uris) or ()]
+    if known is not None and known.issuer == authorization.issuer and registered == [redirect_uri]:
         return known
     return await _register(http, authorization, redirect_uri, scope)
 
@@ -67,10 +68,6 @@ def configured_client(config: OAuth, authorization: Authorization) -> OAuthClien
 def _secret_method(authorization: Authorization) -> str:
     only_post = authorization.supports_auth_method(_POST) and not authorization.supports_auth_method(_BASIC)
     return _POST if only_post else _BASIC
-
-
-def _redirect_uris(client: OAuthClientInformationFull) -> list[str]:
-    return [str(uri) for uri in client.redirect_uris or ()]
 
 
 async def _register(
