@@ -6,13 +6,13 @@ media, and shows the media in one user message after all tool messages, which mu
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 from gateway.media import to_data_uri
 from gateway.types import Audio, Image, Part, Resource, Text, ToolCall, ToolResult, are_text
+from gateway.wire import to_base64
 
 Content = str | list[dict[str, Any]]
 Message = dict[str, Any]
@@ -70,7 +70,8 @@ def _chat_part(part: Part) -> dict[str, Any]:
     if isinstance(part, Image):
         return {"type": "image_url", "image_url": {"url": to_data_uri(part)}}
     if isinstance(part, Audio):
-        return {"type": "input_audio", "input_audio": {"data": _base64(part.data), "format": _audio_format(part.mime)}}
+        audio_format = _AUDIO_FORMATS.get(part.mime, part.mime.removeprefix("audio/"))
+        return {"type": "input_audio", "input_audio": {"data": to_base64(part.data), "format": audio_format}}
     return {"type": "video_url", "video_url": {"url": to_data_uri(part)}}
 
 
@@ -82,11 +83,3 @@ def _resource_part(part: Resource) -> dict[str, Any]:
     about = ", ".join(word for word in (part.name, part.description, part.mime) if word)
     size = f" ({len(part.data)} bytes)" if part.data is not None else ""
     return {"type": "text", "text": f"[resource {part.uri}{size}{': ' + about if about else ''}]"}
-
-
-def _audio_format(mime: str) -> str:
-    return _AUDIO_FORMATS.get(mime, mime.removeprefix("audio/"))
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")

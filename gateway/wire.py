@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -132,15 +133,15 @@ def is_large_answer(answer: ToolResult | Feedback) -> bool:
     return is_large(values + parts)
 
 
-def _to_base64(data: bytes) -> str:
+def to_base64(data: bytes) -> str:
+    """Base64 of bytes, as text."""
     return base64.b64encode(data).decode("ascii")
 
 
-def _from_base64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
+_from_base64 = partial(base64.b64decode, validate=True)
 
 
-def part_to_json(part: Part, encode: Callable[[bytes], str] = _to_base64) -> dict[str, Any]:
+def part_to_json(part: Part, encode: Callable[[bytes], str] = to_base64) -> dict[str, Any]:
     """Encodes a part; media as base64, or as what else `encode` makes of them."""
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}

@@ -15,7 +15,7 @@ from gateway.types import EMPTY, Audio, Image, Outcome, Part, Resource, Text, To
 
 _UNREADABLE_METRIC = "unreadable_parts"
 _OUTCOMES = frozenset(Outcome)
-_META_PREFIX = "mtrl/"
+META_PREFIX = "mtrl/"
 """Prefix of the `_meta` keys that one gateway sends to another."""
 
 _BASE64_PIECE = 1_048_576
@@ -41,21 +41,21 @@ def to_result(raw: Mapping[str, Any]) -> ToolResult:
         parts.append(Text(write_json(TEXT_ENCODER, structured)))
     meta = raw.get("_meta")
     meta = meta if isinstance(meta, Mapping) else EMPTY
-    metrics = meta.get(f"{_META_PREFIX}metrics")
+    metrics = meta.get(f"{META_PREFIX}metrics")
     metrics = dict(metrics) if isinstance(metrics, Mapping) else {}
     if unreadable:
         metrics[_UNREADABLE_METRIC] = unreadable
-    reward = meta.get(f"{_META_PREFIX}reward")
+    reward = meta.get(f"{META_PREFIX}reward")
     return ToolResult(
         tuple(parts),
         _decode_outcome(raw, meta),
         reward=_to_finite_float(reward),
-        done=meta.get(f"{_META_PREFIX}done") is True,
+        done=meta.get(f"{META_PREFIX}done") is True,
         structured=structured,
         metrics=metrics,
-        reason=_get_text(meta, f"{_META_PREFIX}reason")
+        reason=_get_text(meta, f"{META_PREFIX}reason")
         or ("the tool reported an error" if raw.get("isError") is True else None),
-        meta={key: value for key, value in meta.items() if _is_tool_meta(key)} or EMPTY,
+        meta=upstream_meta(meta) or EMPTY,
     )
 
 
@@ -65,14 +65,16 @@ def _to_finite_float(value: Any) -> float | None:
     return float(value)
 
 
-def _is_tool_meta(key: str) -> bool:
-    """Whether a `_meta` key is the tool's own: not the server info that is sent since 2026, and not a gateway's."""
-    return key != SERVER_INFO_META_KEY and not key.startswith(_META_PREFIX)
+def upstream_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A server's own `_meta`: without the server info that is sent since 2026, and without what a gateway adds."""
+    return {
+        key: value for key, value in meta.items() if key != SERVER_INFO_META_KEY and not key.startswith(META_PREFIX)
+    }
 
 
 def _decode_outcome(raw: Mapping[str, Any], meta: Mapping[str, Any]) -> Outcome:
     """The outcome sent by another gateway, else the one that the error flag implies."""
-    outcome = meta.get(f"{_META_PREFIX}outcome")
+    outcome = meta.get(f"{META_PREFIX}outcome")
     if isinstance(outcome, str) and outcome in _OUTCOMES:
         return Outcome(outcome)
     return Outcome.ERROR if raw.get("isError") is True else Outcome.OK
@@ -121,7 +123,7 @@ _PART_TYPES = ("text", "image", "audio", "resource", "resource_link")
 def _decode_resource(uri: str, resource: Mapping[str, Any], meta: Any) -> Part:
     mime, blob = _get_mime(resource), resource.get("blob")
     meta = meta if isinstance(meta, Mapping) else EMPTY
-    name, description = _get_text(meta, f"{_META_PREFIX}name"), _get_text(meta, f"{_META_PREFIX}description")
+    name, description = _get_text(meta, f"{META_PREFIX}name"), _get_text(meta, f"{META_PREFIX}description")
     if not isinstance(blob, str):
         return Resource(uri, mime, text=_get_text(resource, "text") or "", name=name, description=description)
     data = _decode_base64(blob)

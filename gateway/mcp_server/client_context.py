@@ -26,7 +26,7 @@ from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.errors import RequestDeclined
-from gateway.mcp_server.encode import META_PREFIX
+from gateway.mcp_client.decode import META_PREFIX
 from gateway.types import Context
 
 INPUT_TIMEOUT_S = 600.0
@@ -73,7 +73,9 @@ def build_context(request: RequestContext, *, is_only_client: bool = False) -> C
     meta = _upstream_meta(request)
 
     async def send_log(method: str, params: Mapping[str, Any]) -> None:
-        await _send_log(request, meta, params)
+        if params.get("level") in allowed_log_levels(LATEST_MODERN_VERSION, meta):
+            log_params = LoggingMessageNotificationParams.model_validate(params, by_name=False)
+            await request.session.send_notification(LoggingMessageNotification(params=log_params), request.request_id)
 
     async def ask_client(method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
         require_capability(method, meta)
@@ -106,13 +108,6 @@ def upstream_request_meta(meta: Mapping[str, Any], capabilities: Mapping[str, An
     }
     own[CLIENT_CAPABILITIES_META_KEY] = capabilities
     return own
-
-
-async def _send_log(request: RequestContext, meta: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-    if params.get("level") not in allowed_log_levels(LATEST_MODERN_VERSION, meta):
-        return
-    log_params = LoggingMessageNotificationParams.model_validate(params, by_name=False)
-    await request.session.send_notification(LoggingMessageNotification(params=log_params), request.request_id)
 
 
 async def _send_request(request: RequestContext, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:

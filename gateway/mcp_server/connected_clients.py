@@ -92,9 +92,6 @@ class ConnectedClients:
         self._by_peer: dict[str, OrderedDict[bytes, _Client]] = {}
         """The sessions of each peer, the longest unused first."""
 
-    def __len__(self) -> int:
-        return len(self._clients)
-
     async def run(self) -> None:
         """Ends expired sessions from time to time."""
         while True:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping
 from typing import Any
 
-from mcp_types import SERVER_INFO_META_KEY
-
-from gateway.types import Audio, Hints, Image, Json, Outcome, Part, Resource, Text, ToolResult, ToolSpec, Video
-from gateway.wire import to_plain
-
-META_PREFIX = "mtrl/"
-"""Prefix of the `_meta` keys that one gateway sends to another."""
+from gateway.mcp_client.decode import META_PREFIX, upstream_meta
+from gateway.types import Audio, Hints, Image, Outcome, Part, Resource, Text, ToolResult, ToolSpec, Video
+from gateway.wire import to_base64, to_plain
 
 
 def to_tool(spec: ToolSpec, *, modern: bool) -> dict[str, Any]:
@@ -20,7 +14,7 @@ def to_tool(spec: ToolSpec, *, modern: bool) -> dict[str, Any]:
     tool: dict[str, Any] = {
         "name": spec.name,
         "description": spec.description,
-        "inputSchema": _with_object_type(spec.parameters),
+        "inputSchema": {**spec.parameters, "type": "object"},  # MCP requires the type at its top.
         **spec.mcp,
     }
     if spec.hints.title is not None:
@@ -30,11 +24,6 @@ def to_tool(spec: ToolSpec, *, modern: bool) -> dict[str, Any]:
     if annotations := _annotations(spec.hints):
         tool["annotations"] = annotations
     return tool
-
-
-def _with_object_type(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """MCP requires `type: object` at the top of an input schema."""
-    return dict(schema) if schema.get("type") == "object" else {**schema, "type": "object"}
 
 
 def _annotations(hints: Hints) -> dict[str, Any]:
@@ -57,14 +46,10 @@ def to_call_result(result: ToolResult, *, modern: bool) -> dict[str, Any]:
         "_meta": _result_meta(result),
     }
     structured = to_plain(result.structured)
-    if _can_send(structured, modern=modern):
+    # Versions before 2026 allow only an object; other values are then sent as text alone.
+    if isinstance(structured, dict) or (modern and structured is not None):
         call_result["structuredContent"] = structured
     return call_result
-
-
-def _can_send(structured: Json, *, modern: bool) -> bool:
-    """Versions before 2026 allow only an object; other values are then sent as text alone."""
-    return isinstance(structured, dict) or (modern and structured is not None)
 
 
 def _result_meta(result: ToolResult) -> dict[str, Any]:
@@ -79,26 +64,19 @@ def _result_meta(result: ToolResult) -> dict[str, Any]:
     return own | {key: value for key, value in fields.items() if value is not None}
 
 
-def upstream_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """An upstream's own `_meta`, without its server info, which would be wrong on this connection."""
-    return {
-        key: value for key, value in meta.items() if key != SERVER_INFO_META_KEY and not key.startswith(META_PREFIX)
-    }
-
-
 def to_content_block(part: Part) -> dict[str, Any]:
     """One part of a result as an MCP content block."""
     match part:
         case Text(text):
             return {"type": "text", "text": text}
         case Image():
-            return {"type": "image", "data": _base64(part.data), "mimeType": part.mime}
+            return {"type": "image", "data": to_base64(part.data), "mimeType": part.mime}
         case Audio():
-            return {"type": "audio", "data": _base64(part.data), "mimeType": part.mime}
+            return {"type": "audio", "data": to_base64(part.data), "mimeType": part.mime}
         case Video():
             # MCP has no video block, so a video is sent as an embedded resource.
             uri = f"mtrl://video/{part.digest}"
-            return {"type": "resource", "resource": {"uri": uri, "mimeType": part.mime, "blob": _base64(part.data)}}
+            return {"type": "resource", "resource": {"uri": uri, "mimeType": part.mime, "blob": to_base64(part.data)}}
         case Resource():
             return _resource_block(part)
 
@@ -109,11 +87,7 @@ def _resource_block(part: Resource) -> dict[str, Any]:
     if part.text is None and part.data is None:
         link = {"type": "resource_link", **common, **labels, "name": part.name or part.uri}
         return {key: value for key, value in link.items() if value is not None}
-    content = {"text": part.text} if part.data is None else {"blob": _base64(part.data)}
+    content = {"text": part.text} if part.data is None else {"blob": to_base64(part.data)}
     meta = {f"{META_PREFIX}{key}": value for key, value in labels.items() if value is not None}
     block = {"type": "resource", "resource": {**common, **content}}
     return {**block, "_meta": meta} if meta else block
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from gateway.gateway import Gateway
 from gateway.large_json import measure, run_beside
+from gateway.mcp_client.decode import upstream_meta
 from gateway.mcp_client.errors import JSONRPC_ERROR
 from gateway.mcp_client.tasks import TASKS_EXTENSION
 from gateway.mcp_server.call_tasks import TaskParams, UpdateTaskParams, cancel_task, get_task, update_task
@@ -34,7 +35,7 @@ from gateway.mcp_server.client_context import (
     get_meta,
     is_modern,
 )
-from gateway.mcp_server.encode import to_call_result, to_tool, upstream_meta
+from gateway.mcp_server.encode import to_call_result, to_tool
 from gateway.mcp_server.resources import ResourceCatalog, request_upstream
 from gateway.mcp_server.resumable_calls import without_envelope
 from gateway.mcp_server.server_state import (
@@ -110,13 +111,12 @@ class GatewayMcpServer(Server[McpServerState]):
         page_params, notification_params = mcp.PaginatedRequestParams, mcp.NotificationParams
         self.add_request_handler("tools/list", page_params, _list_tools)
         self.add_request_handler("tools/call", mcp.CallToolRequestParams, _call_tool)
-        self.add_request_handler("resources/list", page_params, _list_resources)
-        self.add_request_handler("resources/templates/list", page_params, _list_templates)
-        self.add_request_handler("resources/read", mcp.ReadResourceRequestParams, _read_resource)
+        for method in _CATALOG_LISTS:
+            self.add_request_handler(method, page_params, partial(_list_items, method))
+        self.add_request_handler("resources/read", mcp.ReadResourceRequestParams, _get_item)
         self.add_request_handler("resources/subscribe", mcp.SubscribeRequestParams, _subscribe)
         self.add_request_handler("resources/unsubscribe", mcp.UnsubscribeRequestParams, _unsubscribe)
-        self.add_request_handler("prompts/list", page_params, _list_prompts)
-        self.add_request_handler("prompts/get", mcp.GetPromptRequestParams, _get_prompt)
+        self.add_request_handler("prompts/get", mcp.GetPromptRequestParams, _get_item)
         self.add_request_handler("completion/complete", mcp.CompleteRequestParams, _complete)
         self.add_request_handler("logging/setLevel", mcp.SetLevelRequestParams, _set_level)
         self.add_request_handler("subscriptions/listen", mcp.SubscriptionsListenRequestParams, _listen)
@@ -205,35 +205,26 @@ def encode_result(result: ToolResult, *, modern: bool) -> Result:
     return to_call_result(result, modern=modern)
 
 
-async def _list_resources(request: RequestContext, params: mcp.PaginatedRequestParams) -> Result:
-    items = await request.lifespan_context.catalog.list_resources()
-    return build_page("resources/list", request.protocol_version, "resources", items, params.cursor)
+_CATALOG_LISTS = {
+    "resources/list": ("resources", ResourceCatalog.list_resources),
+    "resources/templates/list": ("resourceTemplates", ResourceCatalog.list_templates),
+    "prompts/list": ("prompts", ResourceCatalog.list_prompts),
+}
+"""What the servers have beside their tools: by method, the key of the items, and what lists them."""
 
 
-async def _list_templates(request: RequestContext, params: mcp.PaginatedRequestParams) -> Result:
-    items = await request.lifespan_context.catalog.list_templates()
-    return build_page("resources/templates/list", request.protocol_version, "resourceTemplates", items, params.cursor)
+async def _list_items(method: str, request: RequestContext, params: mcp.PaginatedRequestParams) -> Result:
+    key, list_all = _CATALOG_LISTS[method]
+    items = await list_all(request.lifespan_context.catalog)
+    return build_page(method, request.protocol_version, key, items, params.cursor)
 
 
-async def _list_prompts(request: RequestContext, params: mcp.PaginatedRequestParams) -> Result:
-    items = await request.lifespan_context.catalog.list_prompts()
-    return build_page("prompts/list", request.protocol_version, "prompts", items, params.cursor)
-
-
-async def _read_resource(request: RequestContext, _: mcp.ReadResourceRequestParams) -> Any:
+async def _get_item(request: RequestContext, _: mcp.ReadResourceRequestParams | mcp.GetPromptRequestParams) -> Any:
     state: McpServerState = request.lifespan_context
+    get = state.catalog.read_resource if request.method == "resources/read" else state.catalog.get_prompt
 
     async def handle(context: Context) -> Result:
-        return _pass_through(await state.catalog.read_resource(_request_params(request), context))
-
-    return await state.run_request(request, handle)
-
-
-async def _get_prompt(request: RequestContext, _: mcp.GetPromptRequestParams) -> Any:
-    state: McpServerState = request.lifespan_context
-
-    async def handle(context: Context) -> Result:
-        return _pass_through(await state.catalog.get_prompt(_request_params(request), context))
+        return _pass_through(await get(_request_params(request), context))
 
     return await state.run_request(request, handle)
 

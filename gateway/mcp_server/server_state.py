@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache
 from typing import Any
 
 import anyio
@@ -19,7 +18,8 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, LoggingLevel
 
 from gateway.errors import GatewayError, SessionError
 from gateway.gateway import Gateway
-from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.mcp_client.decode import META_PREFIX
+from gateway.mcp_client.mcp_toolset import mcp_servers
 from gateway.mcp_server.call_tasks import has_tasks, name_client
 from gateway.mcp_server.client_context import (
     DEFAULT_LEVEL,
@@ -28,7 +28,6 @@ from gateway.mcp_server.client_context import (
     get_connection,
     is_modern,
 )
-from gateway.mcp_server.encode import META_PREFIX
 from gateway.mcp_server.notifications import NotificationHub
 from gateway.mcp_server.resources import ResourceCatalog
 from gateway.mcp_server.resumable_calls import Handler, ResumableCalls
@@ -39,7 +38,7 @@ from gateway.types import Context, Outcome, Task, Text, ToolCall, ToolResult, To
 
 def join_instructions(gateway: Gateway) -> str | None:
     """What the gateway's MCP servers say about themselves: one's own words, or each under its name."""
-    servers = [source.backend for source in gateway.sources if isinstance(source.backend, McpToolset)]
+    servers = mcp_servers(gateway.sources)
     texts = [(server.name, server.instructions.strip()) for server in servers if server.instructions]
     if len(texts) < 2:
         return texts[0][1] if texts else None
@@ -163,7 +162,7 @@ class McpServerState:
             # Modern HTTP requests belong to no connection, so nothing is kept between them.
             result = CANCELLED
             with (scope or CallScope()).open():
-                session = await self.gateway.begin(_task_of(name))
+                session = await self.gateway.begin(Task(tools=(name,)))
                 try:
                     result = await session.call(call, context)
                 finally:
@@ -211,11 +210,6 @@ class McpServerState:
         ):
             return await self.resumable_calls.start_or_resume(params, context, handler, poller)
         return await handler(context)
-
-
-@lru_cache(maxsize=1024)
-def _task_of(name: str) -> Task:
-    return Task(tools=(name,))
 
 
 def _require_tool(name: str, is_offered: bool) -> None:

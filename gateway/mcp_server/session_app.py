@@ -31,7 +31,7 @@ _SESSION = "mtrl.session"
 class SessionMcpApp:
     """Streamable HTTP for many sessions. Nothing is kept between requests, so that no client sees another's session."""
 
-    def __init__(self, *, body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self) -> None:
         server = Server[Any]("mtrl-tools", version=installed_version())
         server.add_request_handler("tools/list", mcp.PaginatedRequestParams, _list_tools)
         server.add_request_handler("tools/call", mcp.CallToolRequestParams, _call_tool)
@@ -39,7 +39,7 @@ class SessionMcpApp:
             server,
             stateless=True,
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-            max_request_body_size=body_bytes,
+            max_request_body_size=MAX_BODY_BYTES,
         )
         self._app: ASGIApp = HeaderStripper(StreamableHTTPASGIApp(self._manager))
 
