@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,8 +49,8 @@ def watch_files(paths: Collection[Path], *, every_s: float = 1.0) -> AsyncGenera
 
 
 async def _watch_files(paths: Collection[Path], known: FileStates, every_s: float) -> AsyncGenerator[None]:
-    with ExitStack() as stack:
-        signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGHUP)) if _can_receive_sighup() else None
+    can_receive = threading.current_thread() is threading.main_thread()
+    with anyio.open_signal_receiver(signal.SIGHUP) if can_receive else nullcontext() as signals:
         while True:
             signalled = await _wait_for_sighup(signals, every_s)
             now = await anyio.to_thread.run_sync(read_file_states, paths, abandon_on_cancel=True)
@@ -59,11 +59,6 @@ async def _watch_files(paths: Collection[Path], known: FileStates, every_s: floa
             if signalled or now != known:
                 known = now
                 yield
-
-
-def _can_receive_sighup() -> bool:
-    """Whether this system has SIGHUP and this thread can receive it."""
-    return hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
 
 
 async def _wait_for_sighup(signals: AsyncIterator[signal.Signals] | None, every_s: float) -> bool:
@@ -158,8 +153,7 @@ def settings_of(
 
 def serve_tape(tape: Path, settings: Settings) -> None:
     """Serves the answers of a tape, without tools or servers."""
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is no configuration to reload
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is no configuration to reload
     _serve(ReplayGateway(tape), settings)
 
 

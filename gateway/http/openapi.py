@@ -104,14 +104,13 @@ def _operation_id(operation: Operation) -> str:
 
 
 def _parameters(operation: Operation) -> list[Schema]:
-    query = [{"name": name, "in": "query", "schema": _query_schema(words)} for name, words in operation.query.items()]
+    query = [
+        {"name": name, "in": "query", "schema": {"type": "string", "enum": list(words), "default": words[0]}}
+        for name, words in operation.query.items()
+    ]
     id_schema = {"type": "string", "minLength": 1}
     path = [{"name": "id", "in": "path", "required": True, "schema": id_schema}] if "{id}" in operation.path else []
     return [*path, *query]
-
-
-def _query_schema(words: tuple[str, ...]) -> Schema:
-    return {"type": "string", "enum": list(words), "default": words[0]}
 
 
 def _request_schema(model: type[BaseModel]) -> Schema:

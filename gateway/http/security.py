@@ -65,7 +65,8 @@ class SecurityMiddleware:
         if repeated is not None:
             return Problem(400, "invalid_request", f"The request has more than one {repeated} header.")
         if not scope["trusted"] and not _is_public(scope["path"]):
-            return _unauthorized()
+            remedy, challenge = "Send the token as `Authorization: Bearer ...`.", ((b"www-authenticate", b"Bearer"),)
+            return Problem(401, "unauthorized", "The token is missing or wrong.", remedy=remedy, headers=challenge)
         if not self._is_known_host(headers.get(b"host", b"")):
             remedy = "Use the server's own address, or start it with a token (`--token-file`)."
             return Problem(403, "forbidden", "This Host is not served here.", remedy=remedy)
@@ -81,7 +82,10 @@ class SecurityMiddleware:
         content_type = headers.get(b"content-type", b"")
         if content_type == _JSON or content_type.partition(b";")[0].strip().lower() == _JSON:
             return None
-        return _not_json() if b"transfer-encoding" in headers or int(length) > 0 else None
+        if b"transfer-encoding" not in headers and int(length) == 0:
+            return None
+        remedy = "Send `Content-Type: application/json`."
+        return Problem(415, "invalid_request", "The body is not declared as JSON.", remedy=remedy)
 
     def _is_allowed_host(self, authority: bytes) -> bool:
         """Any Host is allowed with a token, because a web page cannot know the token."""
@@ -164,18 +168,6 @@ def _host_of(url: bytes) -> str:
         return urlsplit(url.decode("ascii")).hostname or ""
     except ValueError:
         return ""
-
-
-def _unauthorized() -> Problem:
-    remedy = "Send the token as `Authorization: Bearer ...`."
-    challenge = ((b"www-authenticate", b"Bearer"),)
-    return Problem(401, "unauthorized", "The token is missing or wrong.", remedy=remedy, headers=challenge)
-
-
-def _not_json() -> Problem:
-    """The 415 response."""
-    remedy = "Send `Content-Type: application/json`."
-    return Problem(415, "invalid_request", "The body is not declared as JSON.", remedy=remedy)
 
 
 def _body_too_large(limit: int) -> Problem:

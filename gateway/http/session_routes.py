@@ -272,9 +272,8 @@ def _call_from_request(call: Call) -> ToolCall:
 
 
 async def _calls_response(options: CallsRequest, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> ASGIApp:
-    if not any(map(is_large_answer, results)):
-        return json_response(_calls_to_json(options, calls, results))
-    return await built_response(partial(_calls_to_json, options, calls, results), is_large=True)
+    is_large = any(map(is_large_answer, results))
+    return await built_response(partial(_calls_to_json, options, calls, results), is_large=is_large)
 
 
 def _calls_to_json(options: CallsRequest, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> dict[str, Any]:

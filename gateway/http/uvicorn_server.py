@@ -8,12 +8,13 @@ import gc
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import uvicorn
@@ -23,12 +24,10 @@ from starlette.types import ASGIApp
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.http.app import build_app
+from gateway.http.bounded_protocol import bound_protocol
 from gateway.http.endpoint import DisconnectWatcher
 from gateway.http.settings import Settings, check_token_required
 from gateway.tracing import tracing
-
-if sys.platform != "win32":
-    import resource
 
 SHUTDOWN_TIMEOUT_S = 5
 """Time for responses under way when the server stops."""
@@ -49,17 +48,14 @@ class StopSignal:
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
         self.serving = False
-        self._stop_requested = anyio.Event()
+        self.requested = anyio.Event()
+        """Set when a graceful stop is requested."""
 
     def __call__(self) -> None:
-        if self.serving and not self._stop_requested.is_set():
-            self._stop_requested.set()
+        if self.serving and not self.requested.is_set():
+            self.requested.set()
         else:
             self.scope.cancel()
-
-    async def wait(self) -> None:
-        """Waits until a graceful stop is requested."""
-        await self._stop_requested.wait()
 
 
 class Server(uvicorn.Server):
@@ -145,7 +141,7 @@ class _GatewayServer(Server):
         self._gateway, self._disconnects, self._stop = gateway, disconnects, stop
 
     async def exit_when_stopped(self) -> None:
-        await self._stop.wait()
+        await self._stop.requested.wait()
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -233,13 +229,11 @@ def run(
             tasks.cancel_scope.cancel()
 
     _raise_open_file_limit()
-    anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
+    anyio.run(main, backend_options={"use_uvloop": True})
 
 
 def _raise_open_file_limit() -> None:
     """Every client is an open file, and the usual limit of 1024 is less than one batch of rollouts."""
-    if sys.platform == "win32":
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < target:
@@ -255,22 +249,13 @@ async def stop_on_signals(stop: StopSignal, *, task_status: TaskStatus[None]) ->
             stop()
 
 
-def http_protocol(settings: Settings) -> type[Any] | Literal["h11"]:
-    """The HTTP implementation for uvicorn, with limits on heads and bodies; on Windows, only on the size of heads."""
-    if sys.platform == "win32":
-        return "h11"
-    from gateway.http.bounded_protocol import bound_protocol
-
-    return bound_protocol(settings)
-
-
 def make_uvicorn_config(
     app: ASGIApp, settings: Settings, *, keep_alive_s: int = KEEP_ALIVE_S, shutdown_s: int = SHUTDOWN_TIMEOUT_S
 ) -> uvicorn.Config:
     """How every server of ours runs: bounded requests, nothing logged, no header that says what it is."""
     return uvicorn.Config(
         app,
-        http=http_protocol(settings),
+        http=bound_protocol(settings),
         interface="asgi3",
         lifespan="off",
         ws="none",
@@ -301,9 +286,5 @@ def collect_garbage_seldom() -> None:
 
 def _start_serving(url: str) -> None:
     collect_garbage_seldom()
-    _announce(url)
-
-
-def _announce(url: str) -> None:
     sys.stdout.write(f"mtrl-gateway: {url} (tools: /v1/tools, MCP: /mcp, API: /openapi.json); web UI: {url}/ui\n")
     sys.stdout.flush()

@@ -166,8 +166,6 @@ def _has_record(stream: ByteStream) -> bool:
 def _is_readable(fd: int) -> bool:
     if fd < 0:  # it is closed
         return True
-    if not hasattr(select, "poll"):  # Windows, where `select` takes any number
-        return bool(select.select([fd], [], [], 0)[0])
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))

@@ -385,7 +385,7 @@ def serve_sandboxes(
             with stop.scope:
                 async with serving(settings, most, lease_s, stop, allowed_hosts=allowed_hosts) as (url, _):
                     ready(url)
-                    await stop.wait()
+                    await stop.requested.wait()
             tasks.cancel_scope.cancel()
 
     anyio.run(main)
