@@ -21,7 +21,7 @@ from gateway.native.agent_data import kwargs_by_method
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import CREATE_TIMEOUT_S, FINISH_TIMEOUT_S
 from gateway.native.thread_pool import ThreadPool
-from gateway.native.tool_results import exception_result, invalid_arguments_result, needs_thread, to_tool_result
+from gateway.native.tool_results import convert_result, exception_result, invalid_arguments_result
 from gateway.schema import parse_arguments
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Part, Task, Text, ToolCall, ToolResult, ToolSpec
@@ -59,10 +59,6 @@ def make_method_tool(environment: object, method: str, owner: str) -> FunctionTo
     except (TypeError, NameError) as error:
         place, remedy = f"{type(environment).__name__}.{method}", "give every parameter a name and a type hint"
         raise ConfigError(f"cannot be a tool: {error}", field=place, remedy=remedy) from error
-
-
-def _read_attribute(owner: object) -> Any:
-    return getattr(owner, REWARD, None)
 
 
 class ClassEnvironment:
@@ -134,7 +130,8 @@ class _EnvironmentSession:
                 free = self._environment.free
                 made = free.pop() if free else await self._run(self._environment.make, **self._environment.config)
                 observation = await self._run(made.reset, **kwargs)
-                self._opening = () if observation is None else (await self._to_result(observation)).parts
+                if observation is not None:
+                    self._opening = (await convert_result(self._toolset.threads, observation)).parts
                 self._object = made
         except Exception as error:  # user code: whatever it raises, the session cannot open
             problem = f"environment {name!r} could not be reset: {describe_exception(error)}"
@@ -153,7 +150,8 @@ class _EnvironmentSession:
                 reason = f"{self._environment.name}: an earlier call was interrupted, and may still be running"
                 return ToolResult((Text(INTERRUPTED),), Outcome.CANCELLED, reason=reason)
             try:
-                result = await self._to_result(await self._run(getattr(self._object, call.name), **kwargs))
+                value = await self._run(getattr(self._object, call.name), **kwargs)
+                result = await convert_result(self._toolset.threads, value)
             except Exception as error:  # user code: its exceptions are results
                 result = exception_result(call.name, error)
             opening, self._opening = self._opening, ()
@@ -167,7 +165,7 @@ class _EnvironmentSession:
         with anyio.move_on_after(FINISH_TIMEOUT_S):
             try:
                 get_reward = getattr(self._object, GET_REWARD, None)
-                reward = await (self._run(get_reward) if get_reward else self._run(_read_attribute, owner=self._object))
+                reward = await self._run(get_reward or (lambda: getattr(self._object, REWARD, None)))
                 return {name: float(reward)} if isinstance(reward, Real) else {}
             except Exception:  # user code: the rollout is over, so that errors are only logged
                 log.exception("%s of environment %r failed", GET_REWARD, name)
@@ -191,9 +189,3 @@ class _EnvironmentSession:
             raise
         self._is_interrupted = False
         return value
-
-    async def _to_result(self, value: Any) -> ToolResult:
-        if needs_thread(value):
-            result: ToolResult = await self._toolset.threads.run(to_tool_result, value)
-            return result
-        return to_tool_result(value)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import anyio
@@ -23,7 +23,7 @@ from gateway.native.base import BaseTool, ToolResponse
 from gateway.native.function import FunctionTool, SessionContext
 from gateway.native.process_pool import ProcessPool
 from gateway.native.thread_pool import ThreadPool
-from gateway.native.tool_results import exception_result, invalid_arguments_result, needs_thread, to_tool_result
+from gateway.native.tool_results import convert_result, exception_result, invalid_arguments_result
 from gateway.schema import parse_arguments
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import (
@@ -139,7 +139,7 @@ class _NativeSession:
             with anyio.fail_after(CREATE_TIMEOUT_S):
                 created = await self._toolset.threads.run(tool.create, instance_id, **kwargs)
                 if isinstance(created, tuple) and isinstance(created[-1], ToolResponse) and not created[-1].is_empty():
-                    self._create_parts[name] = (await self._to_result(created[-1])).parts
+                    self._create_parts[name] = (await convert_result(self._toolset.threads, created[-1])).parts
         except Exception as error:  # user code: whatever it raises, the session cannot open
             raise SessionError(f"tool {name!r} could not create its instance: {describe_exception(error)}") from error
         own_id = created[0] if isinstance(created, tuple) else created
@@ -161,7 +161,7 @@ class _NativeSession:
         instance = self._instances[name]
         kwargs = self._agent_data_kwargs(tool) | instance.kwargs_for("execute")
         value = await self._toolset.threads.run(tool.execute, instance.id, arguments, **kwargs)
-        result = await self._to_result(value, is_execute=True)
+        result = await convert_result(self._toolset.threads, value, is_execute=True)
         create_parts = self._create_parts.pop(name, ())
         return replace(result, parts=(*create_parts, *result.parts)) if create_parts else result
 
@@ -188,12 +188,7 @@ class _NativeSession:
             value = await self._toolset.threads.run(tool.function, **kwargs)
         if type(value) is str and not value.startswith("data:"):  # as most values are
             return ToolResult((Text(value),))
-        return await self._to_result(value)
-
-    async def _to_result(self, value: Any, *, is_execute: bool = False) -> ToolResult:
-        if needs_thread(value):
-            return cast(ToolResult, await self._toolset.threads.run(to_tool_result, value, is_execute=is_execute))
-        return to_tool_result(value, is_execute=is_execute)
+        return await convert_result(self._toolset.threads, value)
 
     def _session_context(self, context: Context) -> SessionContext:
         if self._context is None:

@@ -21,8 +21,6 @@ def encode_result(result: ToolResult) -> bytes:
 
 async def decode_result(body: bytes) -> ToolResult:
     """The result; a large one is read in a thread, which holds the interpreter for no long time."""
-    return result_from_json(json.loads(body)) if len(body) <= SMALL_LENGTH else await run_beside(_decode_large, body)
-
-
-def _decode_large(body: bytes) -> ToolResult:
-    return result_from_json(loads(body, MAX_VALUES))
+    if len(body) <= SMALL_LENGTH:
+        return result_from_json(json.loads(body))
+    return await run_beside(lambda: result_from_json(loads(body, MAX_VALUES)))

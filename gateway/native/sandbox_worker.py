@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,13 @@ from gateway.wire import dumps
 Answer = Callable[[dict[str, Any]], Awaitable[ToolResult]]
 
 
-class FunctionServer:
+async def call_function(tool: FunctionTool, message: dict[str, Any]) -> ToolResult:
     """Calls a function."""
-
-    def __init__(self, function: Any, name: str) -> None:
-        self.tool = FunctionTool(function, name=name)
-
-    async def call(self, message: dict[str, Any]) -> ToolResult:
-        try:
-            kwargs = self.tool.bind(message["arguments"])
-        except ValueError as error:
-            return invalid_arguments_result(error)
-        return to_tool_result(await _awaited(self.tool.function(**kwargs)))
+    try:
+        kwargs = tool.bind(message["arguments"])
+    except ValueError as error:
+        return invalid_arguments_result(error)
+    return to_tool_result(await _awaited(tool.function(**kwargs)))
 
 
 class InstanceServer:
@@ -89,7 +85,7 @@ def _load(start: dict[str, Any]) -> Answer:
     add_to_sys_path(Path(folder) for folder in start["path"])
     target = load_object(start["object"])
     if not start["is_class"]:
-        return FunctionServer(target, start["name"]).call
+        return partial(call_function, FunctionTool(target, name=start["name"]))
     schema = start["schema"] and OpenAIFunctionToolSchema.model_validate(start["schema"])
     return InstanceServer(target(start["config"], schema), start).call
 

@@ -14,6 +14,7 @@ from gateway.large_json import is_large
 from gateway.media.media_filter import REFUSED_METRIC
 from gateway.media.to_parts import convert_value, is_heavy
 from gateway.native.base import ToolResponse
+from gateway.native.thread_pool import ThreadPool
 from gateway.policy_text import repeatable
 from gateway.types import EMPTY, Image, Outcome, Text, ToolResult
 from gateway.wire import is_array
@@ -68,9 +69,12 @@ def _find_unwritable(value: Any) -> str | None:
     return None
 
 
-def needs_thread(value: Any) -> bool:
-    """Whether `to_tool_result` takes long for this value, or calls methods that users wrote."""
-    return converts_slowly(_split_reward(value)[0])
+async def convert_result(threads: ThreadPool, value: Any, *, is_execute: bool = False) -> ToolResult:
+    """Does what `to_tool_result` does, in a thread if it takes long or calls methods that users wrote."""
+    if not converts_slowly(_split_reward(value)[0]):
+        return to_tool_result(value, is_execute=is_execute)
+    result: ToolResult = await threads.run(to_tool_result, value, is_execute=is_execute)
+    return result
 
 
 def converts_slowly(value: Any) -> bool:
