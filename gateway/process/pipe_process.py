@@ -27,14 +27,20 @@ FIRST_EXIT_POLL_S, EXIT_POLL_S, EXIT_POLL_GROWTH = 0.001, 0.1, 1.25
 ERROR_BYTES = 2000
 
 
-class ReadPipe:
-    """The output of a child process."""
-
+class _Pipe:
     def __init__(self, stream: IO[bytes] | None) -> None:
         if stream is None:
             raise ValueError("the process has no such pipe")
         self._stream, self._descriptor = stream, stream.fileno()
         os.set_blocking(self._descriptor, False)
+
+    def close(self) -> None:
+        """Closes the pipe, also for who waits for it: a child finds its input ended."""
+        close_stream(self._stream)
+
+
+class ReadPipe(_Pipe):
+    """The output of a child process."""
 
     async def receive(self) -> bytes:
         """The next bytes; none at the end. Raises ClosedResourceError once the pipe was closed."""
@@ -45,19 +51,9 @@ class ReadPipe:
             await anyio.wait_readable(self._descriptor)
         raise anyio.ClosedResourceError
 
-    def close(self) -> None:
-        """Closes the pipe, also for who reads it."""
-        close_stream(self._stream)
 
-
-class WritePipe:
+class WritePipe(_Pipe):
     """The input of a child process."""
-
-    def __init__(self, stream: IO[bytes] | None) -> None:
-        if stream is None:
-            raise ValueError("the process has no such pipe")
-        self._stream, self._descriptor = stream, stream.fileno()
-        os.set_blocking(self._descriptor, False)
 
     async def send(self, data: bytes) -> None:
         """Writes all of it. Raises OSError if nobody reads it, ClosedResourceError once the pipe was closed."""
@@ -69,10 +65,6 @@ class WritePipe:
                 left = left[os.write(self._descriptor, left) :]
             except BlockingIOError:
                 await anyio.wait_writable(self._descriptor)
-
-    def close(self) -> None:
-        """Closes the pipe, so that the child finds its input ended."""
-        close_stream(self._stream)
 
 
 PIPE_ERRORS = (anyio.ClosedResourceError, OSError)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
@@ -15,7 +16,7 @@ from anyio import to_thread
 
 from gateway.process.spawn import end_process, spawn
 
-_REAPER_SCRIPT = Path(__file__).with_name("reaper_process.py")
+_COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper_process.py")))
 _REAPER_STOP_S = 5.0
 
 
@@ -39,7 +40,7 @@ class Reaper:
         async with self._start_lock:
             if self._process is None or self._process.poll() is not None:
                 await self.stop()
-                self._process = await to_thread.run_sync(spawn_reaper)
+                self._process = await to_thread.run_sync(partial(spawn, _COMMAND, stdin=PIPE, stderr=DEVNULL))
                 for entry in self._registered:
                     self._send(entry)
 
@@ -93,8 +94,10 @@ class Reaper:
         """Ends the helper process, which first kills what is still registered."""
         process, self._process = self._process, None
         if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
             with anyio.move_on_after(_REAPER_STOP_S + 1, shield=True):
-                await to_thread.run_sync(stop_reaper, process)
+                await to_thread.run_sync(end_process, process, _REAPER_STOP_S)
 
 
 def _folder_entry(folder: Path) -> str:
@@ -103,15 +106,3 @@ def _folder_entry(folder: Path) -> str:
 
 def _command_entry(words: Sequence[str]) -> str:
     return f"!{json.dumps(list(words)).encode().hex()}"
-
-
-def spawn_reaper() -> Popen[bytes]:
-    """Starts the helper process, which reads registrations from its standard input."""
-    return spawn([sys.executable, "-I", "-S", str(_REAPER_SCRIPT)], stdin=PIPE, stderr=DEVNULL)
-
-
-def stop_reaper(process: Popen[bytes]) -> None:
-    """Ends the helper process, which first kills what is still registered."""
-    if process.stdin is not None:
-        process.stdin.close()
-    end_process(process, _REAPER_STOP_S)

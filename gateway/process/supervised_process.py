@@ -126,7 +126,7 @@ class SupervisedProcess:
             return
         if self.exit_code is None:
             kill_group(self.supervisor.pid)
-        while self._receive_rest():
+        while select.select([self.control], [], [], 0)[0] and self._receive():
             pass
         if self.pid and b"x" not in self._reports:
             kill_group(self.pid)
@@ -134,6 +134,3 @@ class SupervisedProcess:
         if self.exit_code is None:
             with suppress(TimeoutExpired):
                 self.supervisor.wait(1.0)
-
-    def _receive_rest(self) -> bool:
-        return bool(select.select([self.control], [], [], 0)[0]) and self._receive()

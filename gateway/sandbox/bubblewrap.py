@@ -154,13 +154,16 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     settings = confined.settings
     if confined.kept is not None:
         confined.kept.place = confined.kept.place or _state_place(confined)
-    environment = _environment(confined)
+    proxied, ours = host_proxy.ENVIRONMENT if settings.hosts else {}, confined.env or {}
+    environment = {**ENVIRONMENT, **proxied, **ours, **hold_back(settings.env, ours)}
     if confined.root:  # Of its locales, which may be the policy's, nothing is read.
         environment["LC_ALL"] = "C"
     inner = _enter_root(confined) if confined.root else _enter(confined, environment.pop("LANG"))
     has_files = bool(confined.state or confined.kept)
     folders = [folder for folder in _layout(confined).own_memory_folders if folder != ROLLOUT or not has_files]
-    shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(confined))
+    options = f"nosuid,nodev,mode=1777,size={settings.disk_mb}m,nr_inodes={settings.files}"
+    mounts = "".join(f"tmpfs {folder} tmpfs {options}\n" for folder in folders)
+    shared = (shared_file(mounts.encode()), _filter_file(confined))
     started, info = open_file(b""), open_file(b"")
     held = (started, info, open_file(join_options(_options(confined, environment))))
     copied = (path if path in _layout(confined).copied else os.devnull for path in COPIED_FILES.values())
@@ -297,25 +300,15 @@ def _options(confined: Confined, environment: Mapping[str, str]) -> Iterator[str
         yield from ("--setenv", name, value)
 
 
-def _environment(confined: Confined) -> dict[str, str]:
-    proxied, ours = host_proxy.ENVIRONMENT if confined.settings.hosts else {}, confined.env or {}
-    return {**ENVIRONMENT, **proxied, **ours, **hold_back(confined.settings.env, ours)}
-
-
 def _layout(confined: Confined) -> SandboxLayout:
+    named = tuple(map(str, confined.settings.readable))  # One of these that is missing is an error of bubblewrap.
+    writable = (*confined.writable, *map(str, confined.settings.writable))
     if confined.root:
-        settings = confined.settings
-        return make_layout(
-            (),
-            tuple(confined.readable),
-            tuple(map(str, settings.readable)),
-            (*confined.writable, *map(str, settings.writable)),
-        )
+        return make_layout((), tuple(confined.readable), named, writable)
     listens = (*python_folders(), LISTENER_COMMAND[-1]) if confined.sockets else ()
     certificates = (CERTIFICATES,) if confined.settings.hosts else ()
     needed = tuple(path for path in (*listens, *certificates, *confined.readable) if os.path.exists(path))
-    named = tuple(map(str, confined.settings.readable))  # One of these that is missing is an error of bubblewrap.
-    return make_layout(_system_paths(), needed, named, (*confined.writable, *map(str, confined.settings.writable)))
+    return make_layout(_system_paths(), needed, named, writable)
 
 
 @cache
@@ -369,11 +362,6 @@ def _filter_file(confined: Confined) -> str:
     if not has_filter():
         return os.devnull
     return shared_file(filter_program(confined.settings.network != "none", confined.group is not None))
-
-
-def _mounts_file(folders: Sequence[str], disk_mb: int, files: int) -> str:
-    options = f"nosuid,nodev,mode=1777,size={disk_mb}m,nr_inodes={files}"
-    return shared_file("".join(f"tmpfs {folder} tmpfs {options}\n" for folder in folders).encode())
 
 
 @cache

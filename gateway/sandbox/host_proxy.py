@@ -55,7 +55,8 @@ class HostProxy:
         """Its waits for hosts to be reached. What happens on a connection is the doing of what runs in the sandbox."""
         self._refusals: list[str] = []
         self._lock = Lock()
-        self._handover = SocketHandover(socket_file)
+        self.handover = SocketHandover(socket_file)
+        """By which the sandbox hands its listening socket over."""
 
     def take_refusals(self) -> tuple[str, ...]:
         """What was refused since the last time."""
@@ -63,15 +64,11 @@ class HostProxy:
             refusals, self._refusals = self._refusals, []
         return tuple(refusals)
 
-    def close(self) -> None:
-        """Closes the socket by which the sandbox hands its own over."""
-        self._handover.close()
-
     async def serve(self) -> None:
         """Takes the sandbox's listening socket, once, and serves it."""
         with suppress(TimeoutError, OSError):
             with anyio.fail_after(START_S):
-                listening = await self._handover.receive()
+                listening = await self.handover.receive()
             async with await SocketListener.from_socket(listening) as listener:
                 await listener.serve(self._handle)
 
@@ -151,13 +148,9 @@ class HostProxy:
             await server.send(request.head)
         left = None if request.is_tunnel else request.body_bytes
         # One way may be silent for long, as during a download; both together may not.
-        with anyio.move_on_after(IDLE_S) as idle:
-            await self._copy_both_ways(client, server, rest, left, idle)
-
-    async def _copy_both_ways(
-        self, client: SocketStream, server: SocketStream, rest: bytes, left: int | None, idle: anyio.CancelScope
-    ) -> None:
         async with anyio.create_task_group() as tasks:
+            idle = tasks.cancel_scope
+            idle.deadline = anyio.current_time() + IDLE_S
 
             async def copy(source: SocketStream, target: SocketStream, first: bytes, most: int | None) -> None:
                 with suppress(*STREAM_ERRORS):
@@ -165,11 +158,11 @@ class HostProxy:
                     if most is None:
                         await target.send_eof()
                     return
-                tasks.cancel_scope.cancel()
+                idle.cancel()
 
             tasks.start_soon(copy, client, server, rest, left)
             await copy(server, client, b"", None)
-            tasks.cancel_scope.cancel()
+            idle.cancel()
 
     async def _copy(
         self, source: SocketStream, target: SocketStream, first: bytes, most: int | None, idle: anyio.CancelScope
@@ -217,4 +210,4 @@ async def open_proxy(hosts: Sequence[str], max_mb: int) -> AsyncIterator[HostPro
             task.cancel()
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(partial(opened.__exit__, None, None, None))
-            proxy.close()
+            proxy.handover.close()

@@ -146,15 +146,12 @@ def add_root(name: str, archive: Path) -> tuple[Root, str]:
             if folder.exists():
                 remove_folder(folder)
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError, *BROKEN) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else f"{error}" or type(error).__name__
         remedy = "give the .tar of `docker save`, of `docker export`, or of an OCI image of Linux"
-        raise ConfigError(f"{archive}: no root can be made of it: {_describe(error)}", remedy=remedy) from error
+        raise ConfigError(f"{archive}: no root can be made of it: {why}", remedy=remedy) from error
     left_out = [f"{unpacked.left_out} devices and pipes were left out"] if unpacked.left_out else []
     entrypoint = [f"its entrypoint is not run: {image['entrypoint']:.200}"] if image["entrypoint"] else []
     return root, "; ".join([*left_out, *entrypoint])
-
-
-def _describe(error: BaseException) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else f"{error}" or type(error).__name__
 
 
 def _read_archive(archive: Path, unpacked: _Unpacked) -> Mapping[str, Any]:
@@ -171,7 +168,9 @@ def _read_archive(archive: Path, unpacked: _Unpacked) -> Mapping[str, Any]:
         else:
             layers, config = [], None
         about = {} if config is None else json.loads(_read_text(tar, config))
-        _check_image(about)
+        if not _is_ours(about):
+            theirs = f"{about.get('os', 'linux')} on {about.get('architecture', 'another machine')}"
+            raise ValueError(f"it is an image of {theirs}, and this is Linux on {platform.machine()}")
         for layer in layers:
             if (content := tar.extractfile(layer)) is None:  # A link to the same layer, in old archives.
                 raise ValueError(f"its layer {layer.name!r:.100} is no file")
@@ -235,12 +234,6 @@ def _blob(entry: Mapping[str, Any]) -> str:
 def _is_ours(about: Mapping[str, Any]) -> bool:
     machine = MACHINES.get(platform.machine(), ("", 0))[0]
     return (about.get("os", "linux"), about.get("architecture", machine)) == ("linux", machine)
-
-
-def _check_image(about: Mapping[str, Any]) -> None:
-    if not _is_ours(about):
-        theirs = f"{about.get('os', 'linux')} on {about.get('architecture', 'another machine')}"
-        raise ValueError(f"it is an image of {theirs}, and this is Linux on {platform.machine()}")
 
 
 def _check_machine(unpacked: _Unpacked) -> None:

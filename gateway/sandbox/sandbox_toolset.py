@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -41,7 +40,6 @@ from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Image, Outcome, Task,
 
 log = logging.getLogger(__name__)
 
-ToolName = SandboxTool
 MAX_TIME_S, SPARE_S = 3600.0, 30.0
 MARGIN_S, MARGIN_SHARE = 3.0, 0.3
 """Code ends this long before its call's deadline, or this share of the time before it, so that the policy gets what it
@@ -50,7 +48,7 @@ GRADE = "grade"
 """The name of the grader's reward."""
 LOST = "The variables of earlier calls are lost."
 NEW_SANDBOX = "The next call gets a new sandbox, without the files and variables of earlier calls."
-SPECS: Mapping[ToolName, tuple[str, str, str]] = {
+SPECS: Mapping[SandboxTool, tuple[str, str, str]] = {
     "python": (
         "Runs Python code and returns what it prints, and the value of its last line. Variables, imports and files stay"
         " for the next call. Figures of matplotlib come back as images.",
@@ -66,7 +64,7 @@ SPECS: Mapping[ToolName, tuple[str, str, str]] = {
 }
 
 
-def tool_spec(name: ToolName, owner: str, hosts: Sequence[str] = (), workdir: str = ROLLOUT) -> ToolSpec:
+def tool_spec(name: SandboxTool, owner: str, hosts: Sequence[str] = (), workdir: str = ROLLOUT) -> ToolSpec:
     """The spec of a tool, with the hosts that it reaches and the folder in which it works."""
     if name == "files":
         return ToolSpec(name, FILES_TEXT.replace(ROLLOUT, workdir), FILES_PARAMETERS, owner=owner)
@@ -82,7 +80,7 @@ class SandboxToolset:
     """Tools that work in a sandbox of the rollout."""
 
     def __init__(
-        self, names: Sequence[ToolName], settings: SandboxSettings, provider: SandboxProvider, owner: str = ""
+        self, names: Sequence[SandboxTool], settings: SandboxSettings, provider: SandboxProvider, owner: str = ""
     ) -> None:
         workdir = find_workdir(settings)
         self.specs: Sequence[ToolSpec] = tuple(tool_spec(name, owner, settings.hosts, workdir) for name in names)
@@ -116,9 +114,7 @@ class SandboxToolset:
             tasks.start_soon(self.spares.run)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stops the spare sandboxes; others end with their sessions."""
         self.spares = None
         await self._stack.aclose()
@@ -210,12 +206,10 @@ class SandboxSession:
                 return excuse_late_start(result, started_at) if result.reason == TOO_LONG else result
             await sandbox.end()
             raise SandboxLate
-        except SandboxKilled as error:
+        except (SandboxKilled, Unavailable) as error:
             log.error("tool %s: %s", call.name, error)
-            return ToolResult((Text("The tool is not available."),), Outcome.UNKNOWN, reason=str(error))
-        except Unavailable as error:
-            log.error("tool %s: %s", call.name, error)
-            return ToolResult((Text("The tool is not available."),), Outcome.UNAVAILABLE, reason=str(error))
+            outcome = Outcome.UNKNOWN if isinstance(error, SandboxKilled) else Outcome.UNAVAILABLE
+            return ToolResult((Text("The tool is not available."),), outcome, reason=str(error))
         except SandboxEnded as error:
             text = f"The sandbox was ended: {error}. {NEW_SANDBOX}"
             result = ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")

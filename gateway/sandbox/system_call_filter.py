@@ -75,9 +75,11 @@ def filter_program(has_loopback: bool, counts_memory: bool = True) -> bytes:
     machine = os.uname().machine
     calls, uncounted = CHECKED[machine], UNCOUNTED[machine]
     families = LOOPBACK_FAMILIES if has_loopback else LOCAL_FAMILIES
+    refused_input = [step for value in TERMINAL_INPUT for step in _when(EQUAL, value, REFUSE | NOT_PERMITTED)]
     steps = [
         *_instruction(LOAD, ARCHITECTURE_AT),
-        *_unless(EQUAL, ARCHITECTURES[machine], KILL),
+        *_instruction(EQUAL, ARCHITECTURES[machine], 1, 0),
+        *_instruction(RETURN, KILL),
         *_instruction(LOAD, NUMBER_AT),
         *(_when(AT_LEAST, X32, NO_CALL) if machine == "x86_64" else ()),
         *(step for number in CALLS[machine].values() for step in _when(EQUAL, number, REFUSE | NOT_PERMITTED)),
@@ -85,7 +87,7 @@ def filter_program(has_loopback: bool, counts_memory: bool = True) -> bytes:
         *_when(EQUAL, calls["clone3"], NO_CALL),
         *_when(EQUAL, calls["fallocate"], REFUSE | NOT_SUPPORTED),
         *_for_call(calls["socket"], FIRST_ARGUMENT_AT, _only(families, NO_SUCH_FAMILY)),
-        *_for_call(calls["ioctl"], SECOND_ARGUMENT_AT, _none_of(TERMINAL_INPUT)),
+        *_for_call(calls["ioctl"], SECOND_ARGUMENT_AT, refused_input),
         *_for_call(calls["clone"], FIRST_ARGUMENT_AT, _when(AND_BITS, NEW_USER, REFUSE | NOT_PERMITTED)),
         *_for_call(calls["unshare"], FIRST_ARGUMENT_AT, _when(AND_BITS, NEW_USER, REFUSE | NOT_PERMITTED)),
         *_for_call(calls["prlimit64"], FIRST_ARGUMENT_AT, _only((0,), NOT_PERMITTED)),
@@ -103,18 +105,10 @@ def _when(test: int, value: int, action: int) -> list[bytes]:
     return [*_instruction(test, value, 0, 1), *_instruction(RETURN, action)]
 
 
-def _unless(test: int, value: int, action: int) -> list[bytes]:
-    return [*_instruction(test, value, 1, 0), *_instruction(RETURN, action)]
-
-
 def _only(values: tuple[int, ...], error: int) -> list[bytes]:
     """Allows these values of an argument."""
     tests = [step for value in values for step in _when(EQUAL, value, ALLOW)]
     return [*tests, *_instruction(RETURN, REFUSE | error)]
-
-
-def _none_of(values: tuple[int, ...]) -> list[bytes]:
-    return [step for value in values for step in _when(EQUAL, value, REFUSE | NOT_PERMITTED)]
 
 
 def _for_call(number: int, argument_at: int, steps: list[bytes]) -> list[bytes]:
