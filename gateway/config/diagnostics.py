@@ -37,7 +37,8 @@ def locate_field(file: object, field: str) -> tuple[str, str, int] | None:
     """The file, the field, and the line of the field, or of the nearest enclosing field that has one."""
     owner = OWNER_PATTERN.fullmatch(str(file))
     name, full_field = (owner["file"], f"{owner['field']}.{field}".rstrip(".")) if owner else (str(file), field)
-    steps = _split_field(full_field)
+    matches = STEP_PATTERN.finditer(full_field)
+    steps = [int(match["place"]) if match["place"] else match["quoted"] or match["name"] or "" for match in matches]
     if not name.endswith(LOCATABLE_SUFFIXES) or not steps:
         return None
     try:
@@ -49,11 +50,6 @@ def locate_field(file: object, field: str) -> tuple[str, str, int] | None:
         text = blank_json_comments(text)
     line = _find_line(_compose_yaml(text), steps)
     return None if line is None else (name, full_field, line)
-
-
-def _split_field(field: str) -> list[str | int]:
-    matches = STEP_PATTERN.finditer(field)
-    return [int(match["place"]) if match["place"] else match["quoted"] or match["name"] or "" for match in matches]
 
 
 @lru_cache(maxsize=4)

@@ -242,11 +242,6 @@ class McpConfig(FrozenModel):
     """verl's name for `timeout_s`, which takes precedence."""
 
 
-def _empty_to_none(value: Any) -> Any:
-    """verl's documentation uses `{}` for all tools."""
-    return value or None
-
-
 class Mcp(FrozenModel):
     """The `mcp` section of an entry in verl's format."""
 
@@ -254,7 +249,8 @@ class Mcp(FrozenModel):
     """Path of a servers file, relative to this file's folder or, if it isn't there, to the working folder."""
     tool_selected_list: Annotated[
         tuple[str, ...] | None,
-        BeforeValidator(_empty_to_none, json_schema_input_type=tuple[str, ...] | dict[str, Any] | None),
+        # verl's documentation uses `{}` for all tools.
+        BeforeValidator(lambda value: value or None, json_schema_input_type=tuple[str, ...] | dict[str, Any] | None),
     ] = None
     """The tools to offer, as `tool` or `server_tool`; all if left out or empty."""
 

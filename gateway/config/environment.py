@@ -23,11 +23,7 @@ VARIABLE_PATTERN = re.compile(
 ROLLOUT_NAMES = ("MTRL_ROLLOUT_DIR", "MTRL_ROLLOUT_ID", "MTRL_SEED")
 """Variables with a value for each rollout (`rollout_variables.py`)."""
 _START_FIELDS = ("command", "args", "env", "cwd")
-
-
-def _is_start_field(loc: Loc) -> bool:
-    """Whether a location is in what a server of a servers file is started with."""
-    return len(loc) >= 3 and isinstance(loc[1], str) and loc[2] in _START_FIELDS
+"""What a server of a servers file is started with."""
 
 
 class Expansion:
@@ -77,7 +73,8 @@ class Expansion:
             )
             return ""
         default = match["default"] if match["name"] else match["verl_default"]
-        if name in ROLLOUT_NAMES and _is_start_field(loc):
+        is_start_field = len(loc) >= 3 and isinstance(loc[1], str) and loc[2] in _START_FIELDS
+        if name in ROLLOUT_NAMES and is_start_field:
             return match[0]  # Known when a rollout's process starts.
         self.filled[loc] = name
         value = self.env.get(name, default)

@@ -39,10 +39,6 @@ def entry_form(raw: Any) -> str | None:
     return next((key for key in FORMS if raw.get(key) is not None), None)
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, dict) else value
-
-
 AnyTool = Annotated[
     Annotated[FunctionEntry, Tag("function")]
     | Annotated[SandboxToolsEntry, Tag("sandbox_tools")]
@@ -60,7 +56,10 @@ class ToolsFile(FrozenModel):
     """The tools: a class, a function, tools in a sandbox, the tools of one MCP server, or those of a servers file."""
     interaction: Annotated[
         tuple[InteractionEntry, ...],
-        BeforeValidator(_as_list, json_schema_input_type=tuple[InteractionEntry, ...] | InteractionEntry),
+        BeforeValidator(
+            lambda value: [value] if isinstance(value, dict) else value,
+            json_schema_input_type=tuple[InteractionEntry, ...] | InteractionEntry,
+        ),
     ] = ()
     """The feedback interactions; a single one needs no list."""
 

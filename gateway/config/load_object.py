@@ -24,12 +24,12 @@ def load_object(name: str, file: Path | None = None, field: str = "") -> Any:
     """
     folders = [*([file.resolve().parent] if file else ()), Path.cwd()]
     add_to_sys_path(folders)
-    module_name, attributes = _split_name(name)
+    module_name, _, attributes = name.partition(":") if ":" in name else name.rpartition(".")
     try:
         with enable_stand_ins(module_name, folders), UserCode():
             target: Any = import_user_module(module_name)
     except ModuleNotFoundError as error:
-        if not _is_module_missing(module_name, error):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):  # It imports what is missing.
             raise _import_error(module_name, error, file, field) from error
         searched = " or ".join(
             dict.fromkeys(str(display_path(folder)) for folder in (file.parent if file else Path(), Path.cwd()))
@@ -47,16 +47,6 @@ def load_object(name: str, file: Path | None = None, field: str = "") -> Any:
             problem = f"{target.__name__!r} has no {step!r}"
             raise ConfigError(problem, file=file, field=field, remedy=str(error)) from None
     return target
-
-
-def _split_name(name: str) -> tuple[str, str]:
-    module, _, attributes = name.partition(":") if ":" in name else name.rpartition(".")
-    return module, attributes
-
-
-def _is_module_missing(module: str, error: ModuleNotFoundError) -> bool:
-    """Whether the module itself is missing, rather than something that it imports."""
-    return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
 def _raise_missing_attribute(owner: ModuleType | type, step: str, file: Path | None, field: str) -> NoReturn:

@@ -9,7 +9,6 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,27 +30,25 @@ YAML = "tag:yaml.org,2002:"
 
 def read_file(file: Path) -> Any:
     """The value of a YAML, JSON or TOML file; None if it is empty."""
-    parse = PARSERS.get(file.suffix, _parse_yaml)
-    return parse(read_text(file), file)
+    parse = PARSERS.get(file.suffix, parse_value)
+    try:
+        return parse(read_text(file), file)
+    except RecursionError:
+        raise ConfigError("is nested too deeply", file=display_path(file), remedy="flatten it") from None
 
 
 def read_with_lines(file: Path) -> tuple[Any, Mapping[Loc, int]]:
     """The value of a YAML file, and the line of each key."""
-    with _yaml_errors(file):
-        loader = _PlainLoader(read_text(file))
-        node = loader.get_single_node()
-        if node is None:
-            return None, {}
-        _NodeChecker(file).check(node)
-        return loader.construct_document(node), dict(_key_lines(node))
+    value, node = _parse_yaml(read_text(file), file)
+    return value, dict(_key_lines(node))
 
 
 def parse_value(text: str, file: Path) -> Any:
-    """Parses a value from the command line as YAML: a number, boolean, list, null or string."""
-    return _parse_yaml(text, file)
+    """Parses YAML, also a value from the command line: a number, boolean, list, null or string."""
+    return _parse_yaml(text, file)[0]
 
 
-def _key_lines(node: yaml.Node, loc: Loc = ()) -> Iterator[tuple[Loc, int]]:
+def _key_lines(node: yaml.Node | None, loc: Loc = ()) -> Iterator[tuple[Loc, int]]:
     for key, inner in node.value if isinstance(node, yaml.MappingNode) else ():
         yield (*loc, key.value), key.start_mark.line + 1
         yield from _key_lines(inner, (*loc, key.value))
@@ -101,8 +98,6 @@ def _parse_json(text: str, file: Path) -> Any:
         raise ConfigError(
             f"is not valid JSON: {error.msg}", file=display_path(file), field=location, remedy=remedy
         ) from None
-    except RecursionError:
-        raise ConfigError("is nested too deeply", file=display_path(file), remedy="flatten it") from None
 
 
 def _parse_toml(text: str, file: Path) -> Any:
@@ -111,8 +106,6 @@ def _parse_toml(text: str, file: Path) -> Any:
     except tomllib.TOMLDecodeError as error:
         problem = f"is not valid TOML: {error}"
         raise ConfigError(problem, file=display_path(file), remedy="fix it there") from None
-    except RecursionError:
-        raise ConfigError("is nested too deeply", file=display_path(file), remedy="flatten it") from None
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -133,28 +126,15 @@ PLAIN_TAGS = frozenset(
 )
 
 
-def _parse_yaml(text: str, file: Path) -> Any:
-    with _yaml_errors(file):
+def _parse_yaml(text: str, file: Path) -> tuple[Any, yaml.Node | None]:
+    """The value and its node; None for both if there is none."""
+    try:
         loader = _PlainLoader(text)
         node = loader.get_single_node()
         if node is None:
-            return None
+            return None, None
         _NodeChecker(file).check(node)
-        return loader.construct_document(node)
-
-
-PARSERS: Mapping[str, Callable[[str, Path], Any]] = {
-    ".json": _parse_json,
-    ".jsonc": _parse_json,
-    ".toml": _parse_toml,
-}
-"""The parser of each kind of file; every other file is YAML."""
-
-
-@contextmanager
-def _yaml_errors(file: Path) -> Iterator[None]:
-    try:
-        yield
+        return loader.construct_document(node), node
     except yaml.MarkedYAMLError as error:
         # Without YAML's snippet of the file, which may contain a secret.
         mark = error.problem_mark or error.context_mark
@@ -170,6 +150,14 @@ def _yaml_errors(file: Path) -> Iterator[None]:
     except (ValueError, OverflowError):
         problem = "contains a number that cannot be parsed"
         raise ConfigError(problem, file=display_path(file), remedy="put quotes around it to make it text") from None
+
+
+PARSERS: Mapping[str, Callable[[str, Path], Any]] = {
+    ".json": _parse_json,
+    ".jsonc": _parse_json,
+    ".toml": _parse_toml,
+}
+"""The parser of each kind of file; every other file is YAML."""
 
 
 class _NodeChecker:
