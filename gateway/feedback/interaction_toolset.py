@@ -169,19 +169,14 @@ class FeedbackToolset:
 class FeedbackSession:
     """One rollout's interactions: the named one only, or all of them, each started when it is first called."""
 
-    __slots__ = ("_closed", "_conversations", "_name", "_toolset", "specs")
+    __slots__ = ("_closed", "_conversations", "_toolset", "name", "specs")
 
     def __init__(self, toolset: FeedbackToolset, name: str | None, *, only_named: bool) -> None:
-        self._toolset, self._name = toolset, name
+        self._toolset, self.name = toolset, name
         self._closed = False
         self._conversations: dict[str, Conversation] = {}
         offered = [spec for spec in toolset.specs if not only_named or spec.name == _tool_name(name or "")]
         self.specs: Sequence[ToolSpec] = tuple(offered)
-
-    @property
-    def name(self) -> str | None:
-        """The session's interaction."""
-        return self._name
 
     def conversation(self, name: str) -> Conversation:
         """The conversation with one interaction, created when it is first needed."""
@@ -201,12 +196,12 @@ class FeedbackSession:
 
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback:
         """One turn of the session's interaction."""
-        if self._name is None:
+        if self.name is None:
             known = ", ".join(sorted(self._toolset.interactions)) or "none"
             raise SessionError(
                 f"the session names no interaction, and there is no {DEFAULT_INTERACTION!r}; known: {known}"
             )
-        return await self.conversation(self._name).take_turn(messages)
+        return await self.conversation(self.name).take_turn(messages)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         if not any(spec.name == call.name for spec in self.specs):

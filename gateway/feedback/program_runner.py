@@ -31,7 +31,7 @@ from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
 KILLED = frozenset(code for number in (signal.SIGXCPU, signal.SIGKILL) for code in (-number, 128 + number))
 """Exit statuses of programs that a signal ended; processes that wait for them in namespaces add 128."""
 PYTHON_COMMAND = (os.path.realpath(sys.executable), "-I", "-S", "-B", "-X", "utf8")
-PROGRAM, PROCESSES, FILES = "/program.py", 16, 1000
+PROGRAM, PROCESSES, FILES, DISK_MB = "/program.py", 16, 1000, 8
 """In a sandbox: the path of the program, and limits."""
 EXIT_GRACE_S = 2.0
 """How long to wait for pipes that descendants of a killed program may still hold."""
@@ -48,8 +48,6 @@ class ProgramLimits:
     wall_s: float = 10.0
     cpu_s: int = 5
     memory_bytes: int = 512 * 1024 * 1024
-    file_bytes: int = 8 * 1024 * 1024
-    """Of all files of each folder."""
     output_bytes: int = 64 * 1024
     """For stdout and stderr each; a program that prints more is killed."""
 
@@ -116,7 +114,7 @@ async def _open_sandbox(limits: ProgramLimits, reaper: Reaper | None, source: st
         settings = SandboxSettings(
             memory_mb=limits.memory_bytes // 2**20,
             cpu_s=limits.cpu_s,
-            disk_mb=-(-limits.file_bytes // 2**20),
+            disk_mb=DISK_MB,
             files=FILES,
             processes=PROCESSES,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, to_thread
@@ -42,18 +42,19 @@ LIGHT_IMAGES = 4
 REFUSED_METRIC = "media_refused"
 """The metric of a result that counts its refused media."""
 Medium = Image | Audio | Video
+M = TypeVar("M", Image, Video)
 
 
 class MediaStore:
     """Checked media by content, each held for as long as it is in use."""
 
     def __init__(self) -> None:
-        self._media: WeakValueDictionary[Hashable, Medium] = WeakValueDictionary()
+        self._media: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
         self.decode_slots = CapacityLimiter(MAX_CONCURRENT_DECODES)
 
-    def get_or_create(self, key: Hashable, create: Callable[[], Medium]) -> Medium:
+    def get_or_create(self, key: Hashable, create: Callable[[], M]) -> M:
         """The medium of a key, created if it is not held."""
-        medium = self._media.get(key)
+        medium: M | None = self._media.get(key)
         if medium is None:
             medium = self._media.setdefault(key, create())
         return medium
@@ -163,7 +164,7 @@ class MediaFilter:
             yield from self._frame_parts(image.data)
         else:
             first = self.store.get_or_create(("first", image.digest), lambda: encode_png(to_rgb(decode_image(opened))))
-            yield self._still_image(_require_image(first))
+            yield self._still_image(first)
             yield Text("[the image is animated: this is its first frame]")
 
     def _still_image(self, image: Image) -> Image:
@@ -171,12 +172,12 @@ class MediaFilter:
         max_pixels = self.limits.most_pixels
         checked = self.store.get_or_create(_still_key(image), lambda: _check_decodes(image, max_pixels))
         if (size := read_image_size(image.data)) == self._target_size(*size):
-            return _require_image(checked)
+            return checked
 
         def resize() -> Image:
             return encode_png(self._resize(to_rgb(open_image(image.data, max_pixels))))
 
-        return _require_image(self.store.get_or_create(("resized", image.digest, self._pixel_bounds), resize))
+        return self.store.get_or_create(("resized", image.digest, self._pixel_bounds), resize)
 
     @property
     def _pixel_bounds(self) -> PixelBounds:
@@ -243,12 +244,6 @@ def _still_key(image: Image) -> Hashable:
 def _check_decodes(image: Image, max_pixels: int) -> Image:
     decode_image(open_image(image.data, max_pixels))
     return image
-
-
-def _require_image(medium: Medium) -> Image:
-    if not isinstance(medium, Image):
-        raise TypeError(f"{medium!r} was stored as an image")
-    return medium
 
 
 def _is_light(parts: Iterable[Part]) -> bool:

@@ -137,10 +137,6 @@ def _read_png_size(data: bytes) -> tuple[int, int]:
     return _unpack_pair(">II", data, 16)
 
 
-def _read_gif_size(data: bytes) -> tuple[int, int]:
-    return _unpack_pair("<HH", data, 6)
-
-
 def _read_bmp_size(data: bytes) -> tuple[int, int]:
     if struct.unpack_from("<I", data, 14)[0] == 12:  # the oldest header version
         return _unpack_pair("<HH", data, 18)
@@ -192,7 +188,7 @@ def _unpack_pair(struct_format: str, data: bytes, offset: int) -> tuple[int, int
 _SIZE_READERS = {
     "image/png": _read_png_size,
     "image/jpeg": _read_jpeg_size,
-    "image/gif": _read_gif_size,
+    "image/gif": lambda data: _unpack_pair("<HH", data, 6),
     "image/bmp": _read_bmp_size,
     "image/webp": _read_webp_size,
 }

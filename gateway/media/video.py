@@ -42,12 +42,10 @@ class FrameSampling:
 
     def choose_count(self, total_frames: int, duration_s: float) -> int:
         """How many of a video's frames are sampled, at least one."""
-        wanted = float(self.frame_count) if self.frame_count is not None else self._count_by_duration(duration_s)
+        by_duration = min(max(duration_s * self.fps, self.min_frames), self.max_frames)
+        wanted = by_duration if self.frame_count is None else float(self.frame_count)
         count = min(round(wanted / self.multiple_of), total_frames // self.multiple_of) * self.multiple_of
         return max(1, count)
-
-    def _count_by_duration(self, duration_s: float) -> float:
-        return min(max(duration_s * self.fps, self.min_frames), self.max_frames)
 
 
 @dataclass(frozen=True, slots=True)

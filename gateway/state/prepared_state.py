@@ -148,7 +148,9 @@ class PreparedStates:
         """
         try:
             with anyio.fail_after(HASH_S):
-                return await to_thread.run_sync(_hash, folder, self.ignore, abandon_on_cancel=True)
+                return await to_thread.run_sync(hash_state, folder, self.ignore, abandon_on_cancel=True)
+        except StateTooLarge as error:
+            return f"too large: {error}"
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"the state at the end cannot be hashed: {error or 'it takes too long'}") from error
 
@@ -166,13 +168,6 @@ class PreparedStates:
             if state is not None:
                 await to_thread.run_sync(copy_state, state, Path(folder), abandon_on_cancel=True)
             return await self.hash_folder(Path(folder))
-
-
-def _hash(folder: Path, ignore: Sequence[str]) -> str:
-    try:
-        return hash_state(folder, ignore)
-    except StateTooLarge as error:
-        return f"too large: {error}"
 
 
 def _extract(archive: Path, folder: Path) -> None:

@@ -61,7 +61,7 @@ class _FolderHash:
             names = self._count(found)
         for name in names:
             path = f"{inside}/{name}" if inside else name
-            if not self._is_ignored(name, path):
+            if not any(fnmatchcase(name, pattern) or fnmatchcase(path, pattern) for pattern in self.ignore):
                 yield from self._entry_lines(path, names, depth)
 
     def _count(self, found: Iterator[os.DirEntry[str]]) -> list[str]:
@@ -72,9 +72,6 @@ class _FolderHash:
                 raise StateTooLarge(f"more than {MAX_ENTRIES:,} files")
             names.append(entry.name)
         return sorted(names, key=os.fsencode)
-
-    def _is_ignored(self, name: str, path: str) -> bool:
-        return any(fnmatchcase(name, pattern) or fnmatchcase(path, pattern) for pattern in self.ignore)
 
     def _entry_lines(self, path: str, siblings: Sequence[str], depth: int) -> Iterator[bytes]:
         place = self.folder / path
