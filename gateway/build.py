@@ -91,9 +91,7 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
     """Builds the sources. Native tools with the same limits share one, so that a session opens few of them."""
     store = MediaStore()
     errors: list[ConfigError] = []
-    tools = [
-        (entry, tool) for entry in config.tools if (tool := _try_build(_build_native_tool, entry, errors)) is not None
-    ]
+    tools = [(entry, tool) for entry in config.tools if (tool := _try_build(entry, errors)) is not None]
     offers = {offer.owner: offer for server in config.servers.values() for offer in server.offers}
     errors += [
         error for entry in (*config.tools, *offers.values()) if (error := _check_result_limit(entry)) is not None
@@ -138,12 +136,10 @@ def _find_shared_grades(entries: Iterable[SandboxToolsEntry]) -> Iterator[Config
             yield ConfigError(problem, file=entry.file, field=f"{entry.field}.grade", remedy=remedy)
 
 
-def _try_build(
-    make: Callable[[NativeEntry], NativeTool | ClassEnvironment], entry: NativeEntry, errors: list[ConfigError]
-) -> NativeTool | ClassEnvironment | None:
+def _try_build(entry: NativeEntry, errors: list[ConfigError]) -> NativeTool | ClassEnvironment | None:
     try:
         with UserCode():
-            return make(entry)
+            return _build_native_tool(entry)
     except ConfigErrors as error:
         errors.extend(error.errors)
     except ConfigError as error:
@@ -231,14 +227,9 @@ def build_class_tool(entry: ClassEntry) -> BaseTool:
         if near or execute in (None, BaseTool.execute):  # Without one, every call of verl's base class succeeds.
             remedy = f"did you mean it by `{near}`?" if near else CLASS_REMEDY
             raise ConfigError("the class has no `execute`", file=entry.file, field=field, remedy=remedy)
-    tool: BaseTool = cls(entry.config, _openai_schema(entry))
+    schema = entry.tool_schema and OpenAIFunctionToolSchema.model_validate(entry.tool_schema.model_dump())
+    tool: BaseTool = cls(entry.config, schema)
     return tool
-
-
-def _openai_schema(entry: ClassEntry) -> OpenAIFunctionToolSchema | None:
-    if entry.tool_schema is None:
-        return None
-    return OpenAIFunctionToolSchema.model_validate(entry.tool_schema.model_dump())
 
 
 def _build_environment_source(entry: NativeEntry, environment: ClassEnvironment, store: MediaStore) -> Source:

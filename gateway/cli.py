@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -272,13 +272,8 @@ def errors_to_exit() -> Iterator[None]:
         inner = unwrap_error(error)
         if not isinstance(inner, GatewayError):
             raise
-        exit_with_error(str(inner))
-
-
-def exit_with_error(message: str) -> NoReturn:
-    """Prints the message to standard error and exits with 2."""
-    sys.stderr.write(f"mtrl-gateway: {message}\n")
-    raise typer.Exit(2)
+        sys.stderr.write(f"mtrl-gateway: {inner}\n")
+        raise typer.Exit(2) from None
 
 
 roots_app = typer.Typer(no_args_is_help=True, help="Root file systems of sandboxes (`sandbox: {root: NAME}`).")

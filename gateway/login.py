@@ -49,12 +49,16 @@ async def login_server(
 
         async def show_url(url: str) -> None:
             write(f"Log in to {entry.name} in your browser. If none opens, open this address:\n\n  {url}\n")
-            await _open(url, open_browser)
+            if open_browser is not None:
+                # Whatever a browser does, the address is printed.
+                with anyio.move_on_after(BROWSER_S), suppress(Exception):
+                    await to_thread.run_sync(open_browser, url, abandon_on_cancel=True)
 
         try:
             await log_in(credentials, challenge, show_url, timeout_s)
         except AuthError as error:
-            raise _to_gateway_error(f"login to {entry.name} failed", error) from None
+            remedy = f"\n  remedy: {error.remedy}" if error.remedy else ""
+            raise GatewayError(f"login to {entry.name} failed: {error.reason}{remedy}") from None
         async with McpToolset(entry.name, entry.server, services=services) as toolset:
             status = toolset.status
     write(f"logged in; the tokens are in {credentials.file.path}")
@@ -91,14 +95,3 @@ async def _ask_what_protects(entry: ConfiguredServer, services: Services) -> Cha
     if asking.challenge is None and status.state != "up":
         raise GatewayError(f"{entry.name} cannot be reached: {status.reason}\n  remedy: {status.remedy}")
     return asking.challenge or Challenge()
-
-
-async def _open(url: str, open_browser: OpenBrowser | None) -> None:
-    if open_browser is not None:
-        # Whatever a browser does, the address is printed.
-        with anyio.move_on_after(BROWSER_S), suppress(Exception):
-            await to_thread.run_sync(open_browser, url, abandon_on_cancel=True)
-
-
-def _to_gateway_error(what: str, error: AuthError) -> GatewayError:
-    return GatewayError(f"{what}: {error.reason}" + (f"\n  remedy: {error.remedy}" if error.remedy else ""))

@@ -86,7 +86,8 @@ class ArgumentChecker:
         except (ValueError, RecursionError) as error:
             return f"The arguments are not valid JSON ({_first_line(error)}). Write one JSON object."
         if not isinstance(value, dict):
-            return f"The arguments must be one JSON object, not {_json_type(value)}."
+            kind = _JSON_TYPES.get(type(value), "null")
+            return f"The arguments must be one JSON object, not {kind}."
         try:
             if is_quick and not (self._is_plain and len(arguments) <= PLAIN_LENGTH):
                 self._count_steps(value)
@@ -187,9 +188,7 @@ def _children(node: object) -> Iterable[object]:
     return node if isinstance(node, list) else ()
 
 
-def _json_type(value: object) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), "null")
+_JSON_TYPES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 
 
 def _schema_type(schema: object, definitions: object) -> str:

@@ -138,9 +138,8 @@ class _NameTable:
             if tool.source.on_clash == "prefix":
                 offered = self._prefixed(tool)
                 self.owners[offered] = tool
-                self.clashes[key] = (
-                    f"it is offered as {offered!r}, because {_describe_owner(self.owners[name])} has {name!r}"
-                )
+                owner = self.owners[name].spec.owner or "another source"
+                self.clashes[key] = f"it is offered as {offered!r}, because {owner} has {name!r}"
                 continue
             if tool.source.on_clash == "refuse":
                 self.refused.append(error)
@@ -151,10 +150,6 @@ class _NameTable:
         wanted = f"{tool.source.name}_{tool.source_name}"
         names = (safe_name(wanted if number == 1 else f"{wanted}_{number}") for number in count(1))
         return next(name for name in names if name not in self.owners)
-
-
-def _describe_owner(tool: OfferedTool) -> str:
-    return tool.spec.owner or "another source"
 
 
 def _precedence(tool: OfferedTool, before: ToolTable) -> tuple[bool, bool]:

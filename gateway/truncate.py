@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from anyio import to_thread
 
@@ -18,12 +18,6 @@ THREAD_CHARS = 50_000
 """Longer texts are tokenized in a thread, so that other calls need not wait."""
 
 
-class Truncator(Protocol):
-    """Truncates a result to a limit."""
-
-    async def __call__(self, result: ToolResult) -> ToolResult: ...
-
-
 def make_truncator(limit: ResultLimit | int | None) -> Truncator | None:
     """Creates the function that truncates results to `limit`; None without a limit."""
     if limit is None:
@@ -31,11 +25,11 @@ def make_truncator(limit: ResultLimit | int | None) -> Truncator | None:
     if isinstance(limit, int):
         limit = ResultLimit(chars=limit)
     if limit.tokens is None or limit.tokenizer is None:
-        return _LimitTruncator(limit.chars or 0, limit.side, None)
-    return _LimitTruncator(limit.tokens, limit.side, _load_tokenizer(limit.tokenizer))
+        return Truncator(limit.chars or 0, limit.side, None)
+    return Truncator(limit.tokens, limit.side, _load_tokenizer(limit.tokenizer))
 
 
-class _LimitTruncator:
+class Truncator:
     """Truncates all text of a result together, so that its parts share one limit."""
 
     def __init__(self, limit: int, side: Side, tokenizer: Any) -> None:
