@@ -23,7 +23,7 @@ from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.torch import choose_holding, decode_ahead, paged_kv_cache
 from trainer.engine.torch.continuous_batch import ContinuousBatch
 from trainer.engine.torch.decode_ahead import DecodeAhead, DecodePlan, Step
-from trainer.engine.torch.kv_cache import KVShape, PrefixCache, common_prefix_length
+from trainer.engine.torch.kv_cache import KVShape, PrefixCache
 from trainer.engine.torch.paged_kv_cache import PAGE, PagedKVCache
 from trainer.engine.torch.sampling import (
     Draw,
@@ -35,6 +35,7 @@ from trainer.engine.torch.sampling import (
     uniform_noise,
 )
 from trainer.engine.torch.torch_engine import TorchEngine
+from trainer.ledger import common_length
 from trainer.rollout.settings import BaseRolloutSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -401,7 +402,7 @@ def test_cache_stays_within_its_size_and_returns_the_longest_prefix_that_it_has(
 ) -> None:
     cache, inserted = PrefixCache(max_tokens), set[tuple[int, ...]]()
     for is_insert, ids in operations:
-        longest = max((common_prefix_length(ids, other) for other in inserted), default=0)
+        longest = max((common_length(ids, other) for other in inserted), default=0)
         values = read_values(cache, ids)
         assert torch.equal(values, make_values(ids)[:, :, :, : values.shape[3]])
         assert values.shape[3] == cache.match(ids) <= longest

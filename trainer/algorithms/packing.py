@@ -42,9 +42,11 @@ def count_by_segment(segment_N: Tensor, segments: int) -> Tensor:
 
 
 def token_positions(sequence_N: Tensor) -> Tensor:
-    """Each element's position in its own sequence; sequences are numbered from 0 and lie end to end."""
-    sizes = count_by_segment(sequence_N, int(sequence_N.max()) + 1 if len(sequence_N) else 0)
-    return torch.arange(len(sequence_N), device=sequence_N.device) - (sizes.cumsum(0) - sizes)[sequence_N]
+    """Each element's position in its own sequence, from 0; sequences lie end to end."""
+    index_N = torch.arange(len(sequence_N), device=sequence_N.device)
+    is_first_N = torch.ones_like(sequence_N, dtype=torch.bool)
+    is_first_N[1:] = sequence_N.diff() != 0
+    return index_N - torch.where(is_first_N, index_N, 0).cummax(0).values
 
 
 def number_segments(names_N: Tensor) -> tuple[Tensor, int]:

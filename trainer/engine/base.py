@@ -207,7 +207,8 @@ class CountsTokens(Protocol):
 
 
 class Engine(Protocol):
-    """An async context manager, entered by one task; any task may call `generate`."""
+    """An async context manager, entered by one task; any task may call `generate`. An engine without servers derives
+    from it, and says nothing of them."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -226,17 +227,17 @@ class Engine(Protocol):
     @property
     def counters(self) -> Mapping[str, float]:
         """Events at the engine's servers since it was opened, by name; empty without servers."""
-        ...
+        return {}
 
     @property
     def published_bytes(self) -> int:
         """Bytes of weights that each server got at the latest publish; 0 without servers."""
-        ...
+        return 0
 
     @property
     def agreement(self) -> Agreement | None:
         """Agreement with the trainer at the latest publish; None for an engine that runs the trainer's own code."""
-        ...
+        return None
 
     async def generate(
         self,
@@ -262,4 +263,4 @@ class Engine(Protocol):
     async def release_memory(self) -> bool:
         """Frees GPU memory for the trainer until the next `publish`, if so configured; returns whether it did.
         No generation may be under way."""
-        ...
+        return False

@@ -10,7 +10,8 @@ import anyio
 import anyio.lowlevel
 
 from gateway.types import Image
-from trainer.engine.base import Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
+from trainer.engine.base import Capabilities, Engine, EngineError, Generation, OnIds, Sampling
+from trainer.ledger import common_length
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ class RecordedRequest:
     images: tuple[Image, ...]
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Answers by a function of ids, sampling and key, or from a list of answers for each key.
 
     An answer is a list of ids, truncated as `sampling` asks; a `Generation`, returned as it is; or an error, raised.
@@ -102,24 +103,9 @@ class ScriptedEngine:
             await anyio.lowlevel.checkpoint()
         return generation
 
-    @property
-    def counters(self) -> Mapping[str, float]:
-        return {}
-
-    @property
-    def published_bytes(self) -> int:
-        return 0
-
-    @property
-    def agreement(self) -> Agreement | None:
-        return None
-
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self._version = version
         self._cache.clear()
-
-    async def release_memory(self) -> bool:
-        return False
 
     def _answer(self, ids: tuple[int, ...], sampling: Sampling, key: str, group: str) -> Generation:
         answer = self._script(ids, sampling, key)
@@ -128,7 +114,7 @@ class ScriptedEngine:
         if isinstance(answer, Generation):
             return answer
         names = (f"key {key}", f"group {group}")
-        cached = max(_common_prefix_length(self._cache.get(name, ()), ids) for name in names)
+        cached = max(common_length(self._cache.get(name, ()), ids) for name in names)
         limit = min(sampling.max_tokens, self._context_length - len(ids))
         sampled, stopped = _truncate(tuple(answer), sampling, limit)
         for name in names:
@@ -142,11 +128,6 @@ def _truncate(ids: tuple[int, ...], sampling: Sampling, limit: int) -> tuple[tup
     ends = [index + 1 for index, token in enumerate(ids) if token in sampling.stop_ids]
     end = min(ends, default=len(ids))
     return ids[: min(end, limit)], end <= limit
-
-
-def _common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 class _AnswerLists:

@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
-from trainer.algorithms.packing import Batch
+from trainer.algorithms.packing import Batch, token_positions
 from trainer.model import device_of
 from trainer.policy.logprobs import LogprobReader, PassPlan
 from trainer.policy.master_weights import MasterWeights
 from trainer.policy.optimizers import clip_gradients, fill_gradients
-from trainer.policy.prefix_forest import token_positions
 from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 from trainer.policy.shards import TrainedPart, saved_tensors
 from trainer.vision.image_processor import ImageProcessor

@@ -14,17 +14,10 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from gateway.types import Image
-from trainer.algorithms.packing import TopLogprobs, move_tensor
+from trainer.algorithms.packing import TopLogprobs, move_tensor, token_positions
 from trainer.model import device_of
 from trainer.policy.head_logprobs import PLAIN, compute_head_logprobs, find_top_logprobs
-from trainer.policy.prefix_forest import (
-    ATTENTION_NAME,
-    CONTEXT,
-    PrefixForest,
-    build_forest,
-    register_attention,
-    token_positions,
-)
+from trainer.policy.prefix_forest import ATTENTION_NAME, CONTEXT, PrefixForest, build_forest, register_attention
 from trainer.policy.settings import PolicyError
 from trainer.vision.image_processor import ImageProcessor, PreparedImage
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from trainer.algorithms.packing import Batch, BatchRow, pack
+from trainer.ledger import common_length
 from trainer.policy.ranks import Ranks
 
 MAX_IMBALANCE = 1.1
@@ -133,18 +134,6 @@ def _deal_units(units: Sequence[_Unit], ranks: int) -> DealtRows:
         heapreplace(loads, (total - unit.negative_cost, rank))
     totals = {rank: total for total, rank in loads}
     return DealtRows(tuple(tuple(sorted(share)) for share in shares), tuple(totals[rank] for rank in range(ranks)))
-
-
-def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """The length of the common prefix. Compares slices, which is fast for long rows."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 SHARED_COST = 8

@@ -27,7 +27,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from trainer.algorithms.packing import move_tensor
-from trainer.policy.microbatch import common_length
+from trainer.ledger import common_length
 
 if TYPE_CHECKING:
     from trainer.policy.context_parallel import ContextGroup
@@ -179,14 +179,6 @@ def build_forest(ids_T: Tensor, sequence_T: Tensor, one_kernel: bool = False) ->
     blocks, outputs = _arrange_blocks(list(_group_rows(rows)), len(first_tokens))
     output_U = torch.tensor(outputs, device=device)
     return PrefixForest(ids_T[first_U], depth_U, node_T, output_U, tuple(blocks))
-
-
-def token_positions(sequence_T: Tensor) -> Tensor:
-    """Each token's position in its own sequence, from 0."""
-    index_T = torch.arange(len(sequence_T), device=sequence_T.device)
-    is_first_T = torch.ones_like(sequence_T, dtype=torch.bool)
-    is_first_T[1:] = sequence_T.diff() != 0
-    return index_T - torch.where(is_first_T, index_T, 0).cummax(0).values
 
 
 def _group_rows(rows: Sequence[Sequence[int]]) -> Iterator[_BlockBuilder]:

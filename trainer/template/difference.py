@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from trainer.ledger import common_length
+
 BEFORE, AFTER = 40, 60
 """Characters that are shown before and after the first difference."""
 
 
 def mark_difference(first_name: str, first: str, second_name: str, second: str) -> str:
     """Three indented lines: both texts from shortly before their first difference on, and the mark under it."""
-    pairs = enumerate(zip(first, second, strict=False))
-    index = next((index for index, (left, right) in pairs if left != right), min(len(first), len(second)))
+    index = common_length(first, second)
     start = max(0, index - BEFORE)
     common = ("..." if start else "") + _escape(first[start:index])
     width = max(len(first_name), len(second_name))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.ledger import common_length
 from trainer.vision.image_processor import PreparedPrompt
 
 PAGE_SIZE = 64
@@ -162,7 +163,9 @@ class PrefixCache:
             path.append((node, len(node.ids)))
         self._mark_used(path)
         while self.tokens > self._max_tokens:
-            self._evict()
+            oldest, _ = self._used.popitem(last=False)
+            del self._children(oldest.parent)[oldest.ids[0]]
+            self.tokens -= len(oldest.ids)
 
     def _find_path(self, ids: tuple[int, ...]) -> Iterator[tuple[Node, int]]:
         """The nodes along `ids`, each with the number of ids that match; only the last may match in part."""
@@ -170,7 +173,7 @@ class PrefixCache:
         while position < len(ids) and (node := children.get(ids[position])):
             piece = ids[position : position + len(node.ids)]
             if piece != node.ids:
-                yield node, common_prefix_length(node.ids, piece)
+                yield node, common_length(node.ids, piece)
                 return
             yield node, len(piece)
             position, children = position + len(piece), node.children
@@ -187,27 +190,8 @@ class PrefixCache:
             self._used[node] = None
             self._used.move_to_end(node)
 
-    def _evict(self) -> None:
-        node, _ = self._used.popitem(last=False)
-        del self._children(node.parent)[node.ids[0]]
-        self.tokens -= len(node.ids)
-
     def _children(self, parent: Node | None) -> dict[int, Node]:
         return parent.children if parent else self._roots
-
-
-def common_prefix_length(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """The length of the common prefix, by bisection: comparing slices is much faster than comparing ids one by one."""
-    low, high = 0, min(len(left), len(right))
-    if left[:high] == right[:high]:
-        return high
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class Chunk(NamedTuple):

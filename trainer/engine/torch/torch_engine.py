@@ -11,7 +11,7 @@ import torch
 from anyio import to_thread
 
 from gateway.types import Image
-from trainer.engine.base import FEWER_SEQUENCES, Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
+from trainer.engine.base import FEWER_SEQUENCES, Capabilities, Engine, EngineError, Generation, OnIds, Sampling
 from trainer.engine.torch.choose_holding import can_decode_ahead
 from trainer.engine.torch.continuous_batch import ContinuousBatch
 from trainer.engine.torch.dense_model import DenseModel, DenseVisionModel, unsupported_reason
@@ -38,7 +38,7 @@ def default_cache_bytes(device: str) -> int:
     return 2**31 if device == "cuda" else 2**30
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """Generates with a copy of a model's weights or, with `holding: shared`, with these themselves, on its device.
 
     Up to `max_sequences` are generated at once; the KV cache has room for that many of the longest one, and the prefix
@@ -155,18 +155,6 @@ class TorchEngine:
     def sampled_tokens(self) -> int:
         """Ids that were sampled so far, including those of generations under way."""
         return self._batch.sampled_tokens
-
-    @property
-    def counters(self) -> Mapping[str, float]:
-        return {}
-
-    @property
-    def published_bytes(self) -> int:
-        return 0
-
-    @property
-    def agreement(self) -> Agreement | None:
-        return None
 
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Running sequences prefill again, so that each logprob is exact under the version that sampled the id."""

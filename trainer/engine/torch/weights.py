@@ -24,7 +24,7 @@ class FusedWeights:
         self, fused: Mapping[str, tuple[str, ...]], state: Mapping[str, Tensor], holding: Holding = "copied"
     ) -> None:
         self._fused, self._shares = fused, holding == "shared"
-        self._shapes = {name: state[name].shape for name in source_names(fused)}
+        self._shapes = {name: state[name].shape for parts in fused.values() for name in parts}
         self._known = frozenset(state)
         self._tensors: dict[str, Tensor] = {}
         self._shared: dict[str, tuple[Tensor, ...]] = {}
@@ -61,11 +61,6 @@ class FusedWeights:
                 rows = self._shapes[part][0]
                 self._tensors[name][offset : offset + rows].copy_(weights[part])
                 offset += rows
-
-
-def source_names(fused: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """The names of the model's tensors that are used."""
-    return {part for parts in fused.values() for part in parts}
 
 
 def check_weights(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], known: Iterable[str]) -> None:
