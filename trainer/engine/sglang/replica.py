@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -207,22 +208,17 @@ class Replica:
         return await self._request_generation(running.rid, {**body, "rid": running.rid}, streamed)
 
     async def _request_generation(self, rid: str, body: Mapping[str, Any], streamed: StreamedAnswer | None) -> Any:
-        done = False
         try:
-            if streamed:
-                body = {**body, "stream": True}
-                await self.client.post_stream("/generate", body, streamed.add, within=GENERATE_TIMEOUT_S)
-                answer = streamed.answer
-            else:
-                answer = await self.client.post("/generate", body, within=GENERATE_TIMEOUT_S)
-            done = True
-            return answer
+            if not streamed:
+                return await self.client.post("/generate", body, within=GENERATE_TIMEOUT_S)
+            body = {**body, "stream": True}
+            await self.client.post_stream("/generate", body, streamed.add, within=GENERATE_TIMEOUT_S)
+            return streamed.answer
         except EngineError:
-            done = True
             raise
-        finally:
-            if not done:
-                await self._abort_request(rid)
+        except BaseException:
+            await self._abort_request(rid)
+            raise
 
     def _check_versions(self, running: _RunningRequest, result: Generation) -> Generation:
         expected = running.weights.version
@@ -303,16 +299,11 @@ class Replica:
             )
 
     async def _abort_request(self, rid: str) -> None:
-        with anyio.move_on_after(ABORT_TIMEOUT_S, shield=True):
-            try:
-                await self._send_abort(rid)
-            except EngineError:
-                return  # A server that does not answer does not generate either.
-
-    async def _send_abort(self, rid: str) -> None:
         """Sends the abort to all servers behind a router, as nobody knows which one has the request."""
         backends = self.backends or (self.client,)
-        await run_all(partial(client.post, "/abort_request", {"rid": rid}) for client in backends)
+        # A server that does not answer does not generate either.
+        with anyio.move_on_after(ABORT_TIMEOUT_S, shield=True), suppress(EngineError):
+            await run_all(partial(client.post, "/abort_request", {"rid": rid}) for client in backends)
 
 
 def _request_id(key: str) -> str:

@@ -77,15 +77,13 @@ async def weight_update(target: SyncTarget) -> AsyncIterator[None]:
     except RequestRefused:
         await post_checked(target.client, END_UPDATE, {})
         await post_checked(target.client, BEGIN_UPDATE, selector([target]))
-    ended = False
     try:
         yield
-        ended = True
-        await post_checked(target.client, END_UPDATE, {}, within=LOAD_TIMEOUT_S)
-    finally:
-        if not ended:
-            with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
-                await post_checked(target.client, END_UPDATE, {})
+    except BaseException:
+        with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
+            await post_checked(target.client, END_UPDATE, {})
+        raise
+    await post_checked(target.client, END_UPDATE, {}, within=LOAD_TIMEOUT_S)
 
 
 def selector(targets: Sequence[SyncTarget]) -> dict[str, str]:

@@ -56,16 +56,15 @@ class DiskSync:
         with ExitStack() as stack:
             folder = stack.enter_context(await to_thread.run_sync(TemporaryFolder, self._folder, f"weights-{version}-"))
             body = {"model_path": str(folder.path), "weight_version": str(version), "flush_cache": flush}
-            parts = split_into_buckets(weights, BUCKET, targets)
+            path, parts = "/update_weights_from_disk", split_into_buckets(weights, BUCKET, targets)
             size = await to_thread.run_sync(self._write_folder, folder.path, parts)
-            await run_all(partial(self._send_to, target, body, load_timeout_s(size)) for target in targets)
+            await run_all(
+                partial(post_checked, target.client, path, body, within=load_timeout_s(size)) for target in targets
+            )
             if any(target.features.ranks > 1 for target in targets):
                 stack.pop_all()
                 self._kept = folder
         return size
-
-    async def _send_to(self, target: SyncTarget, body: Mapping[str, object], within: float) -> None:
-        await post_checked(target.client, "/update_weights_from_disk", body, within=within)
 
     def _write_folder(self, folder: Path, parts: Buckets) -> int:
         """Writes the weights into the folder; returns how many bytes they have."""

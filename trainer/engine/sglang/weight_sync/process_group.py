@@ -75,9 +75,8 @@ class ProcessGroupSync:
         except BaseException as error:
             with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
                 await self.close()
-            if (
-                isinstance(error, RequestRefused) and len(targets) > 1
-            ):  # A live server refuses a broadcast that a dead one broke.
+            # A live server refuses a broadcast that a dead one broke.
+            if isinstance(error, RequestRefused) and len(targets) > 1:
                 raise ServerUnavailable(str(error)) from error
             raise
         return size

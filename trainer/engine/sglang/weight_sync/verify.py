@@ -53,9 +53,8 @@ def compare_logprobs(server: Sequence[float], trainer: Sequence[float]) -> Agree
     if len(server) != len(trainer):
         raise EngineError(f"SGLang returned {len(server)} logprobs for a prompt that has {len(trainer)}")
     differences = [abs(value - other) for value, other in zip(server, trainer, strict=True)]
-    differences = [
-        value if isfinite(value) else inf for value in differences
-    ]  # max() of numbers and NaN could be any of them.
+    # max() of numbers and NaN could be any of them.
+    differences = [value if isfinite(value) else inf for value in differences]
     return Agreement(max(differences), sum(differences) / len(differences))
 
 
@@ -106,14 +105,12 @@ def make_probes(processor: ImageProcessor | None) -> tuple[LogprobProbe, ...]:
     if processor is None:
         return (LogprobProbe(PROBE_PROMPT, len(PROBE_PROMPT) - 1),)
     family = processor.family
-    words = tuple(token for token in range(PROBE_PROMPT[0], len(PROBE_PROMPT) + 99) if token not in family.banned_ids)[
-        : len(PROBE_PROMPT)
-    ]
+    words = tuple(id for id in range(PROBE_PROMPT[0], len(PROBE_PROMPT) + 99) if id not in family.banned_ids)
+    words = words[: len(PROBE_PROMPT)]
     before, behind = family.frame
     ids = (*words[:IDS_AFTER_IMAGE], *before, family.image_id, *behind, *words[IDS_AFTER_IMAGE:])
-    return LogprobProbe(words, len(words) - 1), LogprobProbe(
-        ids, len(words) - IDS_AFTER_IMAGE, (_probe_image(processor),)
-    )
+    with_image = LogprobProbe(ids, len(words) - IDS_AFTER_IMAGE, (_probe_image(processor),))
+    return LogprobProbe(words, len(words) - 1), with_image
 
 
 def _probe_image(processor: ImageProcessor) -> Image:
