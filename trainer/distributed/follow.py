@@ -31,6 +31,7 @@ from trainer.policy.memory_plan import free_memory
 from trainer.policy.settings import PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
 from trainer.pretrained import trust_code
+from trainer.vision.image_processor import ImageProcessor
 
 LOOK_S = 70.0
 """For how long a rank looks for a file that another machine has just made: NFS may remember for a minute that it, or
@@ -105,7 +106,9 @@ class Follower:
         folder, values = Path(command.arguments["model"]), command.arguments["update"]
         if command.arguments["trusts_code"]:
             trust_code(folder)
-        self._policy = ShardedPolicy.open(folder, UpdateSettings.model_validate(values), self._ranks)
+        self._policy = ShardedPolicy(
+            folder, UpdateSettings.model_validate(values), self._ranks, ImageProcessor.load(folder)
+        )
 
     def _build_updater(self, command: Command) -> None:
         arguments = dict(command.arguments)

@@ -111,14 +111,13 @@ def wait_for_shards(written: Future[Digests], folder: Path, channel: LeaderChann
 
     Raises LostRankError as soon as one of them cannot do so any more, and after DISK_TIMEOUT_S.
     """
-    allowed_s = DISK_TIMEOUT_S
-    deadline = time.monotonic() + allowed_s
+    deadline = time.monotonic() + DISK_TIMEOUT_S
     try:
         while not wait([written], WATCH_S).done:
             if cause := channel.find_cause("checkpoint"):
                 raise cause
             if time.monotonic() > deadline:
-                problem = f"a checkpoint was not written within {allowed_s:g} s{_name_unwritten(folder, channel)}"
+                problem = f"a checkpoint was not written within {DISK_TIMEOUT_S:g} s{_name_unwritten(folder, channel)}"
                 raise LostRankError(problem, DISK_REMEDY)
         digests = written.result()
     except RuntimeError as error:
@@ -208,7 +207,7 @@ async def open_ranks(
         if local is None:
             await to_thread.run_sync(copy_output, rank_log(folder, 0))
         stack.callback(_disconnect, channel)
-        watch = LeaderWatch(channel, local.kill if local else _nothing)
+        watch = LeaderWatch(channel, local.kill if local else lambda: None)  # Other launchers end their ranks.
         with ranks.watchdog.watching(range(1, ranks.size), watch.look):
             await to_thread.run_sync(_check, channel, run_settings, model, folder, needs)
             async with anyio.create_task_group() as tasks:
@@ -231,10 +230,6 @@ async def _watch(channel: LeaderChannel, watch: LeaderWatch) -> None:
         watch.loop_seen_s = None
     error = await to_thread.run_sync(channel.find_cause, "rollouts", abandon_on_cancel=True)
     raise error or LostRankError("a rank has ended", RANK_REMEDY)
-
-
-def _nothing() -> None:
-    """Other launchers end their ranks themselves."""
 
 
 def _check(

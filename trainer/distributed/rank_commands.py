@@ -115,7 +115,7 @@ class LeaderChannel:
                 yield
                 self.ranks.report_waiting(f"waiting for the answers to {name!r}")
                 self.answers = self._collect(name)
-            except Exception as error:
+            except BaseException as error:
                 self.is_broken = True
                 self.ranks.watchdog.end_stage()
                 if is_connection_error(error):
@@ -126,10 +126,6 @@ class LeaderChannel:
                     log.error("rank 0 failed in %r", name, exc_info=error)
                     problem = f"{self.names[0]}: {describe_failure(0, error).problem}"
                     raise LostRankError(problem, RANK_REMEDY) from error
-                raise
-            except BaseException:
-                self.is_broken = True
-                self.ranks.watchdog.end_stage()
                 raise
 
     def _announce(self, name: str, arguments: Mapping[str, Any], content: bytes) -> None:

@@ -99,9 +99,7 @@ def detect_environment(variables: Mapping[str, str] = os.environ) -> RankEnviron
         rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
         local_rank = _number(variables, "LOCAL_RANK", rank)
         host, port = variables.get("MASTER_ADDR", ""), _number(variables, "MASTER_PORT", 0)
-    elif (
-        "SLURM_PROCID" in variables and "SLURM_STEP_NUM_TASKS" in variables
-    ):  # Not set in a batch script, only by srun.
+    elif "SLURM_PROCID" in variables and "SLURM_STEP_NUM_TASKS" in variables:  # The latter is set by srun alone.
         launcher = "srun"
         rank, size = _number(variables, "SLURM_PROCID"), _number(variables, "SLURM_STEP_NUM_TASKS")
         local_rank = _number(variables, "SLURM_LOCALID", rank)

@@ -97,7 +97,9 @@ def run_restarted(training: RestartedTraining, settings: DistributedSettings, lo
             return code if code > 0 else 128 - code
         left -= 1
         log(f"the training {how}; it starts again from step {step} with {ranks} ranks ({left} restarts left)")
-        if _sleep_unless_stopped(delay_s):
+        try:
+            time.sleep(delay_s)
+        except KeyboardInterrupt:
             return 130
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
@@ -145,15 +147,6 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
-
-
-def _sleep_unless_stopped(seconds: float) -> bool:
-    """Waits; returns whether Ctrl-C ended the wait."""
-    try:
-        time.sleep(seconds)
-    except KeyboardInterrupt:
-        return True
-    return False
 
 
 def end_with_parent() -> None:

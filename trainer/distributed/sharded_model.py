@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import Replicate, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
@@ -28,7 +28,7 @@ from trainer.distributed.errors import RankError
 from trainer.distributed.expert_parallel import EXPERT_REMEDY, find_experts, keep_experts
 from trainer.distributed.settings import DISK_TIMEOUT_S, DistributedSettings
 from trainer.distributed.shard_files import ShardFiles
-from trainer.distributed.sharded_state import local_slices
+from trainer.distributed.sharded_state import local_slices, with_local_part
 from trainer.model import COMPUTE_DEVICE, build_skeleton
 from trainer.policy import lora
 from trainer.policy.context_parallel import require_divisible_heads
@@ -151,10 +151,7 @@ FORWARD_METHOD = "_compute_in_pass"
 
 
 def build_sharded_model(
-    folder: Path,
-    ranks: ProcessGroupRanks,
-    dtype: torch.dtype,
-    prepare: Callable[[PreTrainedModel], None] = lambda _: None,
+    folder: Path, ranks: ProcessGroupRanks, dtype: torch.dtype, prepare: Callable[[PreTrainedModel], object]
 ) -> PreTrainedModel:
     """The model in a folder. `prepare` may add adapters and freeze weights before they are split."""
     model = build_skeleton(folder)
@@ -250,14 +247,7 @@ def _load_part(
     part = new[name][place] if name in new else files.read(file_name, value.shape, place)
     if part.shape != local.shape:
         raise PolicyError(f"{name} is split into {tuple(local.shape)}, not {tuple(part.shape)}", SPLIT_REMEDY)
-    tensor = DTensor.from_local(
-        part.contiguous().to(ranks.weights_device),
-        sharded.device_mesh,
-        sharded.placements,
-        run_check=False,
-        shape=value.shape,
-        stride=value.stride(),
-    )
+    tensor = with_local_part(value, part.contiguous(), ranks.weights_device)
     return nn.Parameter(tensor, requires_grad=value.requires_grad)
 
 

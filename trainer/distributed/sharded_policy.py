@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,13 +32,7 @@ from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.logprobs import LogprobReader, Reference
 from trainer.policy.master_weights import compute_dtype
-from trainer.policy.policy import (
-    STATE_FILE,
-    Policy,
-    WithoutAdapters,
-    loading_checkpoint,
-    select_trained_weights,
-)
+from trainer.policy.policy import STATE_FILE, Policy, WithoutAdapters, loading_checkpoint, select_trained_weights
 from trainer.policy.settings import CriticSettings, PolicyError, UpdateSettings
 from trainer.policy.shards import write_policy_file
 from trainer.vision.image_processor import ImageProcessor
@@ -64,24 +58,10 @@ class ShardedPolicy(Policy):
         self._kept = HostCopies()
         """This rank's part of the weights that were published last."""
         self._dtype = compute_dtype(settings, ranks.device)
-
-        def prepare(model: PreTrainedModel) -> None:
-            select_trained_weights(model, settings, image_processor)
-
+        prepare = partial(select_trained_weights, settings=settings, image_processor=image_processor)
         model = build_sharded_model(folder, ranks, self._dtype, prepare)
         super().__init__(model, settings, folder, image_processor)
         self._require_shared_prefixes(self.logprob_reader)
-
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        settings: UpdateSettings,
-        ranks: ProcessGroupRanks,
-        image_processor: ImageProcessor | None = None,
-    ) -> Self:
-        """Loads each rank's part of the model in a folder."""
-        return cls(folder, settings, ranks, image_processor or ImageProcessor.load(folder))
 
     @property
     def whole_model(self) -> None:
@@ -233,8 +213,7 @@ class ShardedPolicy(Policy):
         self.steps = state["steps"]
 
     def _build_model(self, prepare: Callable[[PreTrainedModel], object], folder: Path | None = None) -> PreTrainedModel:
-        source = folder or self._source
-        return build_sharded_model(source, self.ranks, self._dtype, lambda model: _ignore(prepare(model)))
+        return build_sharded_model(folder or self._source, self.ranks, self._dtype, prepare)
 
     def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
         def freeze_head(model: PreTrainedModel) -> None:
@@ -287,7 +266,3 @@ def _adapter_name(name: str) -> str:
     """An adapter's name in the model, from that in its file."""
     layer, _, part = name.rpartition(".")
     return f"{layer}.{lora.ADAPTER}.{part}"
-
-
-def _ignore(_: object) -> None:
-    """Drops a result."""

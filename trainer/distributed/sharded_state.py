@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
+from trainer.policy.shards import dump_groups, restore_groups
 
 EMPTY = torch.empty(0)
 
@@ -61,7 +62,7 @@ def scatter_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
     shapes = {
         str(index): {name: tuple(value.shape) for name, value in state.items()} for index, state in states.items()
     }
-    names, groups = ranks.gather([shapes, [_without_parameters(group) for group in saved.get("param_groups", [])]])[0]
+    names, groups = ranks.gather([shapes, dump_groups(saved.get("param_groups", []))])[0]
     for index, tensors in names.items():
         parameter = parameters[int(index)]
         for name, shape in tensors.items():
@@ -70,12 +71,7 @@ def scatter_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
             target = torch.zeros_like(parameter.detach()) if is_whole else torch.zeros(shape)
             _scatter_into(target, source, ranks)
             optimizer.state[parameter][name] = target
-    for group, values in zip(optimizer.param_groups, groups, strict=True):
-        group |= {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
-def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+    restore_groups(optimizer, groups)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import RankError
 from trainer.distributed.rank_failures import describe_failure, report_failure
 from trainer.distributed.settings import DISK_TIMEOUT_S
-from trainer.policy.shards import INDEX_FILE, TrainedPart, first_failure
+from trainer.policy.shards import INDEX_FILE, TrainedPart, digest_file, first_failure
 from trainer.worker_thread import run_in_background
 
 WRITTEN_KEY = "written/{}"
@@ -88,7 +87,7 @@ class ShardWriter(FileSystemWriter):
         future = super().write_data(plan, planner)
         results = future.value()
         for file in self._folder.glob(self._own_files):
-            results.append(WriteResult(MetadataIndex(file.name), 0, _digest(file)))
+            results.append(WriteResult(MetadataIndex(file.name), 0, digest_file(file)))
         with suppress(RuntimeError):  # If the store is lost, so is the run; rank 0 tells it.
             self._store.set(self._key, _mark(self._folder))
         return future
@@ -98,7 +97,7 @@ class ShardWriter(FileSystemWriter):
         digests = [item for written in results for item in written if _is_digest(item)]
         self.digests = {item.index.fqn: item.storage_data for item in digests}
         super().finish(metadata, [[item for item in written if not _is_digest(item)] for written in results])
-        self.digests[INDEX_FILE] = _digest(self._folder / INDEX_FILE)
+        self.digests[INDEX_FILE] = digest_file(self._folder / INDEX_FILE)
 
 
 def _mark(folder: Path) -> str:
@@ -107,8 +106,3 @@ def _mark(folder: Path) -> str:
 
 def _is_digest(item: WriteResult) -> bool:
     return isinstance(item.storage_data, str)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,26 @@ def has_shards(checkpoint: Path) -> bool:
     return (checkpoint / SHARDS_FOLDER).is_dir()
 
 
-def dump_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The settings of the optimizer's groups of parameters."""
-    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+def dump_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The settings of an optimizer's groups of parameters."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+
+def restore_groups(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Gives the optimizer's groups settings that were stored as JSON, which has lists in place of tuples."""
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        group |= {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def digest_file(file: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
 
 
 def write_policy_file(folder: Path, steps: int, parts: Sequence[TrainedPart]) -> None:
     """Writes what is not a tensor."""
-    content = {"steps": steps, "groups": {part.name: dump_groups(part.optimizer) for part in parts}}
+    content = {"steps": steps, "groups": {part.name: dump_groups(part.optimizer.param_groups) for part in parts}}
     (folder / POLICY_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -99,8 +112,7 @@ def read_steps(checkpoint: Path, parts: Sequence[TrainedPart]) -> int:
     """The optimizer steps made so far. Restores the settings of the optimizer too."""
     content = json.loads((checkpoint / POLICY_FILE).read_text(encoding="utf-8"))
     for part in parts:
-        for group, values in zip(part.optimizer.param_groups, content["groups"][part.name], strict=True):
-            group |= {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        restore_groups(part.optimizer, content["groups"][part.name])
     return int(content["steps"])
 
 

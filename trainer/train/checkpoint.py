@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +18,7 @@ from gateway.disk_errors import require_same_folder, sync_path, write_atomically
 from gateway.errors import OperatorError
 from trainer.policy.memory_parts import GIB, count_adapter_parameters, load_meta_model
 from trainer.policy.settings import PolicyError, UpdateSettings
+from trainer.policy.shards import digest_file
 from trainer.storage.rollout_file import resume_hint
 from trainer.train.settings import TrainSettings
 from trainer.weight_files import share_weight_files
@@ -172,10 +172,10 @@ class Checkpoints:
         temporary, final = self._temporary, self.folder / f"{step:06}"
         share_weight_files(temporary)
         replaced = self._replaced(step)
-        names = [file.relative_to(temporary).as_posix() for file in _list_files(temporary)]
+        names = [file.relative_to(temporary).as_posix() for file in sorted(temporary.rglob("*")) if file.is_file()]
         if lacking := sorted(digests.keys() - {*names}):
             raise FileNotFoundError(errno.ENOENT, f"{lacking[0]} was written, and is not there")
-        files = {name: digests.get(name) or _digest(temporary / name) for name in names}
+        files = {name: digests.get(name) or digest_file(temporary / name) for name in names}
         content = {"step": step, "state": state, "files": files}
         (temporary / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         for path in [*temporary.rglob("*"), temporary]:  # Folders too, which hold the names.
@@ -235,10 +235,8 @@ class Checkpoints:
         return sorted(folder for folder in self.folder.glob("[0-9]*") if folder.is_dir())
 
     def _describe_write_error(self, step: int, error: Exception) -> str:
-        reason, remedy = (
-            write_error_reason(error),
-            write_error_remedy(self.folder, error, resume_hint(self.folder.parent)),
-        )
+        reason = write_error_reason(error)
+        remedy = write_error_remedy(self.folder, error, resume_hint(self.folder.parent))
         existing = self._list_all()
         kept = f"that of step {int(existing[-1].name)} is kept" if existing else "there is no earlier one"
         return f"{self.folder}: the checkpoint of step {step} cannot be written ({reason}); {kept}\n  remedy: {remedy}"
@@ -264,15 +262,6 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         file = folder / name
         if not file.is_file():
             raise CheckpointError(f"{file} is missing")
-        if _digest(file) != digest:
+        if digest_file(file) != digest:
             raise CheckpointError(f"{file} has changed since it was written")
     return Checkpoint(step, folder, state)
-
-
-def _list_files(folder: Path) -> Iterator[Path]:
-    return (file for file in sorted(folder.rglob("*")) if file.is_file())
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()
