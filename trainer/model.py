@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from gateway.errors import OperatorError
-from trainer.pretrained import ModelCodeError, load_weights, make_model
+from trainer.pretrained import ModelCodeError, load_weights, make_model, read_json
 
 
 def configure_torch() -> None:
@@ -50,16 +49,13 @@ def require_plain_weights(folder: Path) -> None:
 
 def _read_quantization(folder: Path) -> str:
     """How a model's stored weights are quantised, such as `fp8`; empty if they are not."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        quantization = config.get("quantization_config") or config.get("compression_config")
-    except (OSError, ValueError, AttributeError, RecursionError):  # Told by what loads the model.
-        return ""
+    config = read_json(folder / "config.json")
+    quantization = config.get("quantization_config") or config.get("compression_config")
     return str(quantization.get("quant_method", "unknown")) if isinstance(quantization, dict) else ""
 
 
 def load_model(
-    path: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
+    path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
     """The language model in a folder, in evaluation mode, with its vision encoder if it has one."""
     folder = Path(path)
@@ -67,8 +63,6 @@ def load_model(
     require_plain_weights(folder)
     if not (folder / "config.json").is_file():
         raise OperatorError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
-    if isinstance(dtype, str):
-        dtype = _dtype(dtype)
     try:
         model = load_weights(folder, dtype)
     except ModelCodeError:
@@ -91,10 +85,3 @@ def build_skeleton(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrain
     model.tie_weights()  # A part of the initialisation that was skipped.
     model.train(False)
     return model
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise OperatorError(f"dtype {name!r} is no torch dtype; use float32, bfloat16 or float16")
-    return dtype

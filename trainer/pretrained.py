@@ -49,6 +49,16 @@ def trusts_code(folder: Path) -> bool:
     return not _trusted.isdisjoint((folder, *folder.parents))
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a file, such as a model's configuration; an empty one where there is none: whoever needs the file
+    says what is wrong with it."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def load_config(folder: Path) -> PretrainedConfig:
     """The configuration of a model."""
     from transformers import AutoConfig
@@ -110,9 +120,5 @@ def _trust(folder: Path) -> dict[str, bool]:
 def _named_classes(folder: Path) -> Iterator[str]:
     """The classes of its own code that a folder names."""
     for name in FILES_WITH_CODE:
-        try:
-            named = json.loads((folder / name).read_text(encoding="utf-8")).get(CODE_KEY)
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue
-        if isinstance(named, dict):
+        if isinstance(named := read_json(folder / name).get(CODE_KEY), dict):
             yield from (f"{name}: {kind}={path}" for kind, path in named.items())

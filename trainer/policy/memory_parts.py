@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 from trainer.policy.settings import PolicyError, UpdateSettings
-from trainer.pretrained import make_model
+from trainer.pretrained import make_model, read_json
 from trainer.vision.family import family_from_config
 
 ADAPTABLE = (torch.nn.Linear, torch.nn.Embedding)
@@ -105,7 +104,8 @@ def load_meta_model(folder: Path) -> Any:
         with torch.device("meta"):
             return make_model(folder)
     except (OSError, ValueError, KeyError) as error:
-        if kind := _find_unknown_type(folder):
+        kind = read_json(folder / "config.json").get("model_type")
+        if isinstance(kind, str) and kind not in CONFIG_MAPPING:
             release = f"transformers {transformers.__version__}"
             remedy = "upgrade it (`pip install -U transformers`), or name a model of a family that it knows: " + TRIED
             raise PolicyError(
@@ -116,20 +116,8 @@ def load_meta_model(folder: Path) -> Any:
 
 def _name_base(folder: Path) -> str:
     """The model that adapters say they were trained on."""
-    try:
-        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return ""
+    base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
     return f" ({base:.100})" if isinstance(base, str) and base else ""
-
-
-def _find_unknown_type(folder: Path) -> str:
-    """The `model_type` of a folder, if transformers has no model of that type; else empty."""
-    try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError, RecursionError):  # Told in the words of transformers.
-        return ""
-    return kind if isinstance(kind, str) and kind not in CONFIG_MAPPING else ""
 
 
 GIB = 1024**3

@@ -71,6 +71,15 @@ class RunError(OperatorError):
     """A file of a run is missing, damaged or not writable. The message says which, where, and how to fix it."""
 
 
+@contextmanager
+def reporting_write_errors(file: Path, remedy: str) -> Iterator[None]:
+    """Raises RunError, with what to do next, for an error of the disk."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(describe_write_error(file, error, remedy)) from error
+
+
 class RolloutWriter:
     """Appends rollouts to a run, from any thread. Each is in the file when `add` returns."""
 
@@ -92,17 +101,17 @@ class RolloutWriter:
         self._file.close()
 
     def add(self, rollout: Rollout) -> None:
-        with self._report_write_errors(Path(self._file.name)):
+        with reporting_write_errors(Path(self._file.name), self._then):
             self._add(dump_rollout(rollout, self._blobs))
 
     def add_credits(self, step: int, rows: Iterable[BatchRow]) -> None:
         """Appends the advantages and weights that a train step gave to the tokens of its rollouts."""
-        with self._report_write_errors(self._credits), self._credits.open("ab", buffering=0) as stream:
+        with reporting_write_errors(self._credits, self._then), self._credits.open("ab", buffering=0) as stream:
             append_line(stream, token_credit.dump_credits(step, rows))
 
     def sync(self) -> None:
         """Waits until all rollouts and credits are on the disk."""
-        with self._report_write_errors(Path(self._file.name)):
+        with reporting_write_errors(Path(self._file.name), self._then):
             os.fsync(self._file.fileno())
             if self._credits.exists():
                 sync_path(self._credits)
@@ -110,13 +119,6 @@ class RolloutWriter:
     def _add(self, line: bytes) -> None:
         with self._lock:
             append_line(self._file, line)
-
-    @contextmanager
-    def _report_write_errors(self, file: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunError(describe_write_error(file, error, self._then)) from error
 
 
 def append_line(file: FileIO, line: bytes) -> None:

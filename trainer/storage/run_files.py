@@ -11,20 +11,20 @@ and left out, and of several lines of a step the last one counts.
 from __future__ import annotations
 
 import json
-import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gateway.disk_errors import describe_write_error, write_atomically
+from gateway.disk_errors import write_atomically
 from gateway.errors import ConfigError
 from gateway.line_file import FileLine, iterate_lines, parse_json_line
-from trainer.storage.rollout_file import RunError, append_line, resume_hint, warn_once
+from trainer.pretrained import read_json
+from trainer.storage.rollout_file import RunError, append_line, reporting_write_errors, resume_hint, warn_once
 
 RUN_NAMES = frozenset({
     "run.json", "metrics.jsonl", "progress.json", "rollouts.jsonl", "rollouts.jsonl.index", "credits.jsonl",
@@ -32,8 +32,6 @@ RUN_NAMES = frozenset({
     "eval", "notes.json",
 })  # fmt: skip
 """The files and folders directly in a run's folder; docs/reference/run-folder.md says what they hold."""
-
-log = logging.getLogger(__name__)
 
 RUN_INFO_FILE = "run.json"
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -55,11 +53,7 @@ def require_run(folder: Path) -> None:
 
 def read_run_info(folder: Path) -> Mapping[str, Any]:
     """The content of run.json; empty if the run has not started."""
-    try:
-        info = json.loads((find_run_folder(folder) / RUN_INFO_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return info if isinstance(info, dict) else {}
+    return read_json(find_run_folder(folder) / RUN_INFO_FILE)
 
 
 def load_run_settings(run: Path, kind: type[Settings], command: str) -> Settings:
@@ -80,10 +74,8 @@ def load_run_settings(run: Path, kind: type[Settings], command: str) -> Settings
 
 def write_json(file: Path, value: object, remedy: str) -> None:
     """Writes a file of a run, whole or not at all. Raises RunError with what to do next."""
-    try:
+    with reporting_write_errors(file, remedy):
         write_atomically(file, (json.dumps(value, indent=2) + "\n").encode())
-    except OSError as error:
-        raise RunError(describe_write_error(file, error, remedy)) from error
 
 
 METRICS_FILE = "metrics.jsonl"
@@ -143,7 +135,7 @@ class MetricsWriter:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        with self._report_write_errors():
+        with self._reporting_errors():
             file.parent.mkdir(parents=True, exist_ok=True)
             self._file = file.open("ab", buffering=0)
 
@@ -156,8 +148,8 @@ class MetricsWriter:
     def truncate_after(self, step: int) -> list[StepMetrics]:
         """Removes the lines of later steps, and damaged ones; returns the remaining metrics, oldest first."""
         remaining = {number: metrics for number, metrics in _read_steps(self.file).items() if number <= step}
-        lines = b"".join(dump_metrics(number, _without_step(metrics)) for number, metrics in remaining.items())
-        with self._report_write_errors():
+        lines = b"".join(dump_metrics(number, metrics) for number, metrics in remaining.items())
+        with self._reporting_errors():
             if lines != self.file.read_bytes():
                 write_atomically(self.file, lines)
                 self._file.close()
@@ -166,21 +158,13 @@ class MetricsWriter:
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a step's metrics. Raises RunError, with nothing appended, if the disk is full."""
-        with self._report_write_errors():
+        with self._reporting_errors():
             append_line(self._file, dump_metrics(step, metrics))
 
     def sync(self) -> None:
         """Waits until all lines are on the disk."""
-        with self._report_write_errors():
+        with self._reporting_errors():
             os.fsync(self._file.fileno())
 
-    @contextmanager
-    def _report_write_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunError(describe_write_error(self.file, error, resume_hint(self.file.parent))) from error
-
-
-def _without_step(metrics: StepMetrics) -> StepMetrics:
-    return {name: value for name, value in metrics.items() if name != "step"}
+    def _reporting_errors(self) -> AbstractContextManager[None]:
+        return reporting_write_errors(self.file, resume_hint(self.file.parent))

@@ -48,9 +48,6 @@ class Settings:
     calls: CallFormat = "template"
     """How tools, calls and results are written: as the template does, or as text in Hermes' format, for templates that
     know none."""
-    images: Literal["auto"] | ImageLayout = "auto"
-    """Where images of a tool's answer go; by default as suits the model's family."""
-    """What to do with media that the model cannot take: replace them by a note, or end the rollout."""
 
 
 class Template:
@@ -138,8 +135,6 @@ class Template:
     @property
     def image_layout(self) -> ImageLayout:
         """Where images of a tool's answer go."""
-        if self.settings.images != "auto":
-            return self.settings.images
         return self.image_processor.family.image_layout if self.image_processor else "in_tool_message"
 
     def prepare_media(self, messages: Sequence[Message]) -> MediaLayout:

@@ -23,7 +23,7 @@ from trainer.train.checkpoint import (
     Checkpoints,
     load_checkpoint,
 )
-from trainer.train.job import PROCESSOR_FILES, TOKENIZER_FILES
+from trainer.train.job import copy_tokenizer_files
 from trainer.train.model_card import write_card
 from trainer.weight_files import share_weight_files
 
@@ -70,9 +70,7 @@ def export_checkpoint(
         temporary.mkdir(parents=True)
         dtype = (write_adapters if adapter else write_model)(checkpoint.folder, start, temporary)
         share_weight_files(temporary)
-        for pattern in (*TOKENIZER_FILES, *PROCESSOR_FILES):
-            for file in checkpoint.folder.glob(pattern):
-                shutil.copyfile(file, temporary / file.name)
+        copy_tokenizer_files(checkpoint.folder, temporary)
         run = checkpoint.folder.absolute().parent.parent
         write_card(temporary, out.name, run, checkpoint.step, is_adapter=adapter)
         temporary.rename(out)

@@ -72,6 +72,13 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_p
 """With `TOKENIZER_FILES`: a model's files besides weights and configuration, which checkpoints need too."""
 
 
+def copy_tokenizer_files(source: Path, folder: Path) -> None:
+    """Copies a model's tokenizer, chat template and image processor, which checkpoints need too."""
+    for pattern in (*TOKENIZER_FILES, *PROCESSOR_FILES):
+        for file in source.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+
+
 @dataclass(frozen=True)
 class JobObjects:
     """Python objects that a job is given, where its settings have only names for them."""
@@ -259,12 +266,6 @@ class Job:
 
     def make_greedy(self, runner: RolloutRunner) -> RolloutRunner:
         return replace(runner, sampling=replace(runner.sampling, temperature=0.0))
-
-    def copy_tokenizer_files(self, folder: Path) -> None:
-        """Copies the model's tokenizer, chat template and image processor into a checkpoint."""
-        for pattern in (*TOKENIZER_FILES, *PROCESSOR_FILES):
-            for file in self.model.glob(pattern):
-                shutil.copyfile(file, folder / file.name)
 
     def make_engine(
         self, folder: Path, policy: Policy | None, log: Log, serving: ServingSettings | None = None

@@ -33,7 +33,7 @@ from trainer.train.checkpoint import LOST_METRIC, METRIC, TASKS_METRIC, BestChec
 from trainer.train.collect import StepCollector, StepRollouts, account_for_tokens
 from trainer.train.early_stop import EarlyStop
 from trainer.train.evaluate import Evaluation, evaluate
-from trainer.train.job import Job
+from trainer.train.job import Job, copy_tokenizer_files
 from trainer.train.modes import RolloutSource, make_rollout_source
 from trainer.train.reporters import Reporters
 from trainer.train.run_folder import TAPES, RunFolder
@@ -111,7 +111,7 @@ class TrainLoop:
         if not self.step and settings.evaluation.every:
             await self._evaluate_before()
         is_synchronous = settings.mode == "synchronous"
-        on_extra = progress.add_rollouts if is_synchronous else _ignore_extra
+        on_extra = progress.add_rollouts if is_synchronous else lambda _: None  # They are not a step's.
         collector = StepCollector(job.make_runner(self.engine, progress), job.scorer, settings, on_extra)
         async with (
             make_rollout_source(collector, job.task_stream, lambda: self.step) as source,
@@ -353,9 +353,5 @@ class TrainLoop:
         """Writes the policy, the random states, and the tokenizer."""
         finish = self.policy.save(folder)
         rng.save_state(folder)
-        self.job.copy_tokenizer_files(folder)
+        copy_tokenizer_files(self.job.model, folder)
         return finish
-
-
-def _ignore_extra(rollouts: int) -> None:
-    """In asynchronous modes, the progress display does not count a step's rollouts."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from trainer.pretrained import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,8 +41,6 @@ class VisionFamily(Protocol):
     """The name of a chat template in this package, for a family whose own writes no calls."""
     vision_module: str
     """The name of the vision encoder in the model."""
-    text_module: str
-    """The name of the language model in the model."""
 
     def load_processor(self, folder: Path) -> Any:
         """The image processor of transformers, in its PIL version."""
@@ -84,8 +83,4 @@ def family_from_config(config: Mapping[str, Any]) -> VisionFamily | None:
 
 def load_family(folder: Path) -> VisionFamily | None:
     """The family of the model in a folder."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return family_from_config(config) if isinstance(config, Mapping) else None
+    return family_from_config(read_json(folder / "config.json"))

@@ -71,8 +71,6 @@ class ImageProcessor:
 
     def __init__(self, family: VisionFamily, processor: Any, cache_bytes: int = CACHE_BYTES) -> None:
         self.family = family
-        self.processed_count = 0
-        """The number of images prepared, including those that had been evicted from the cache."""
         self._processor, self._cache_bytes = processor, cache_bytes
         self._cache: OrderedDict[str, PreparedImage] = OrderedDict()
         self._cached_bytes = 0
@@ -145,7 +143,6 @@ class ImageProcessor:
 
     def _process(self, image: Image, digest: str) -> PreparedImage:
         output = self._processor.preprocess(images=[self.fit_image(image)], return_tensors="pt")
-        self.processed_count += 1
         time, height, width = (int(side) for side in output["image_grid_thw"][0])
         grid = (time, height, width)
         return PreparedImage(digest, output["pixel_values"], grid, self.family.count_tokens(grid))

@@ -37,7 +37,6 @@ class Qwen2VL:
     """Its own template has no tools, and templates that replace it mostly support only text in tool messages."""
     builtin_template: str | None = "qwen2_vl"
     vision_module = "model.visual"
-    text_module = "model.language_model"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.image_id: int = config["image_token_id"]

@@ -50,7 +50,10 @@ def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def looking(folder: Path, where: Any) -> Template:
-    return Template.load(folder, settings=Settings(images=where))
+    template = Template.load(folder)
+    assert template.image_processor is not None
+    template.image_processor.family.image_layout = where
+    return template
 
 
 def laid_in(folder: Path, messages: Sequence[Message], **settings: Any) -> tuple[Template, MediaLayout]:
@@ -99,7 +102,7 @@ def test_probe_finds_a_template_that_drops_images(sees: Path, dropping: Path) ->
     with pytest.raises(TemplateError, match=r"(?s)the template drops images of tools"):
         probe(Template.load(dropping)).raise_if_failed()
     assert probe(Template.load(dropping), tools=False).is_ok
-    assert probe(Template.load(dropping, settings=Settings(images="user_message"))).is_ok
+    assert probe(looking(dropping, "user_message")).is_ok
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])

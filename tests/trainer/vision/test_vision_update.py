@@ -28,7 +28,7 @@ from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater, trained_tokens
 from trainer.template import Template
-from trainer.train.job import Job
+from trainer.train.job import copy_tokenizer_files
 from trainer.train.settings import TrainSettings
 from trainer.vision.image_processor import ImageProcessor
 
@@ -92,7 +92,7 @@ def test_packed_rows_have_the_gradient_of_single_rows(kind: Path) -> None:
         policy = policy_of(kind)
         if alone:
             policy.logprob_reader.fallback_reason = "as if it could not be packed"
-            policy.model.get_submodule(eyes.family.text_module).set_attn_implementation("sdpa")  # type: ignore[operator]
+            policy.model.get_submodule("model.language_model").set_attn_implementation("sdpa")  # type: ignore[operator]
         read = policy.logprob_reader.compute_batch_logprobs(trained_tokens(batch, 1.0))
         compute_loss(read.logprobs_T, batch, step_totals(batch), GRPO).value.backward()  # type: ignore[no-untyped-call]
         found.append(model_gradient(policy.model))
@@ -175,11 +175,8 @@ def test_memory_plan_estimates_image_activations(kind: Path) -> None:
 
 
 def test_saved_policy_loads_with_its_image_processor(sees: Path, tmp_path: Path) -> None:
-    class Saved:
-        model = sees
-
     loaded(sees).save_pretrained(tmp_path)
-    Job.copy_tokenizer_files(Saved, tmp_path)  # type: ignore[arg-type]
+    copy_tokenizer_files(sees, tmp_path)
     assert AutoModelForImageTextToText.from_pretrained(tmp_path).num_parameters() == loaded(sees).num_parameters()
     template = Template.load(tmp_path)
     assert template.image_processor is not None and template.image_processor.prepare(picture(2, 24, 8)).token_count == 3

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer.engine.base import EngineError
+from trainer.pretrained import read_json
 
 
 def check_tensor_parallel(model: Path, size: int) -> None:
     """Raises EngineError if the model in a folder cannot be split over so many devices."""
     if size < 2:
         return
+    config = read_json(model / "config.json")
+    text = config.get("text_config") or config
     try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        problems = list(_find_problems(_text(config), size))
-    except (OSError, ValueError, TypeError, AttributeError):
+        problems = list(_find_problems(text, size))
+    except (ValueError, TypeError, AttributeError):
         return  # Whoever loads the model says what is wrong with its configuration.
     if problems:
-        fitting = [str(other) for other in range(1, size) if not any(_find_problems(_text(config), other))]
+        fitting = [str(other) for other in range(1, size) if not any(_find_problems(text, other))]
         raise EngineError(
             f"`serving.options` has --tp {size}, which does not divide {model.name}: {'; '.join(problems)}\n"
             f"  remedy: use --tp {fitting[-1]}, and `serving.replicas` for the other devices"
         )
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    text: Mapping[str, Any] = config.get("text_config") or config
-    return text
 
 
 def _find_problems(config: Mapping[str, Any], size: int) -> Iterator[str]:

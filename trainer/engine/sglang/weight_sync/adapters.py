@@ -22,6 +22,7 @@ from trainer.engine.sglang.http_client import RequestRefused
 from trainer.engine.sglang.server_features import LOAD_ADAPTERS, UNLOAD_ADAPTER, ServerFeatures
 from trainer.engine.sglang.weight_sync.base import SyncTarget, find_dtype, load_timeout_s, post_checked
 from trainer.engine.sglang.weight_sync.flat_bucket import LOAD_FORMAT, flatten_bucket
+from trainer.pretrained import read_json
 
 LoraPublish = Literal["auto", "adapters", "merged"]
 TRIED_MODELS = ("llama", "qwen2", "qwen3")
@@ -85,16 +86,11 @@ def plan_adapters(publish: LoraPublish, shape: AdapterShape | None, model: Path,
         problem = "with `serving.placement: together` servers release the model at each update"
     elif others := sorted({*shape.modules} - MODULES):
         problem = f"SGLang has no adapters for {others[0]}"
-    elif publish == "auto" and (kind := _model_type(model)) not in TRIED_MODELS:
-        problem = f"SGLang's adapters were not tried with {kind} models; `serving.lora: adapters` tries them"
+    elif publish == "auto":
+        kind = read_json(model / "config.json").get("model_type", "unknown")
+        if kind not in TRIED_MODELS:
+            problem = f"SGLang's adapters were not tried with {kind} models; `serving.lora: adapters` tries them"
     return AdapterPlan(publish, shape, problem)
-
-
-def _model_type(model: Path) -> str:
-    try:
-        return str(json.loads((model / "config.json").read_text(encoding="utf-8")).get("model_type", "unknown"))
-    except (OSError, ValueError):
-        return "unknown"
 
 
 async def load_adapters(target: SyncTarget, adapters: Adapters, name: str) -> int:
@@ -135,9 +131,5 @@ def _load_body(tensors: dict[str, torch.Tensor], shape: AdapterShape, name: str,
         "lora_dropout": 0.0,
         "bias": "none",
     }
-    body = {
-        "lora_name": name,
-        "config_dict": config,
-        "serialized_named_tensors": [flat] * ranks,
-    }
+    body = {"lora_name": name, "config_dict": config, "serialized_named_tensors": [flat] * ranks}
     return json.dumps(body | LOAD_FORMAT).encode()
