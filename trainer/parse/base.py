@@ -223,6 +223,12 @@ class _ParseRun:
         return "\n".join(filter(None, sections))
 
 
+def render_json_call(call: ToolCall, arguments_key: str = "arguments", name_key: str = "name") -> str:
+    """A call as a JSON object."""
+    name = json.dumps(call.name, ensure_ascii=False)
+    return f'{{"{name_key}": {name}, "{arguments_key}": {call.arguments}}}'
+
+
 def parse_json_call(
     text: str, start: int, arguments_key: str, name_key: str = "name", id_key: str = "id"
 ) -> tuple[ToolCall, int]:

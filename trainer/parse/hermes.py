@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from gateway.types import ToolCall
-from trainer.parse.base import MarkedParser, ParsedCalls, expect_word, parse_json_call
+from trainer.parse.base import MarkedParser, ParsedCalls, expect_word, parse_json_call, render_json_call
 from trainer.parse.json_scan import skip_space
 
 
@@ -22,8 +21,4 @@ class Hermes(MarkedParser):
         return ParsedCalls(expect_word(text, end, "</tool_call>")[1], (call,))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        return "\n".join(
-            f'<tool_call>\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}}}\n'
-            "</tool_call>"
-            for call in calls
-        )
+        return "\n".join(f"<tool_call>\n{render_json_call(call)}\n</tool_call>" for call in calls)

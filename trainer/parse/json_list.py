@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from gateway.types import ToolCall
-from trainer.parse.base import MarkedParser, ParsedCalls, expect_word, parse_json_call
+from trainer.parse.base import MarkedParser, ParsedCalls, expect_word, parse_json_call, render_json_call
 from trainer.parse.json_scan import MalformedCall, find_items, skip_space
+
+
+def parse_call_list(text: str, start: int, *keys: str) -> ParsedCalls:
+    """The calls in a JSON list; `keys` are those that `parse_json_call` takes."""
+    starts, end = find_items(text, start)
+    calls: list[ToolCall] = []
+    malformed: list[MalformedCall] = [] if starts else [MalformedCall("the list of calls is empty", start)]
+    for item in starts:
+        try:
+            calls.append(parse_json_call(text, item, *keys)[0])
+        except MalformedCall as error:
+            malformed.append(error)
+    return ParsedCalls(end, tuple(calls), tuple(malformed))
 
 
 class Phi4(MarkedParser):
@@ -25,23 +38,14 @@ class Phi4(MarkedParser):
         begin = skip_space(text, start + len(self.openers[0]))
         if not text.startswith("[", begin):
             raise MalformedCall("a JSON list is missing", begin)
-        starts, end = find_items(text, begin)
-        calls: list[ToolCall] = []
-        malformed: list[MalformedCall] = [] if starts else [MalformedCall("the list of calls is empty", begin)]
-        end = expect_word(text, end, self.closers[0])[1]
-        for item in starts:
-            try:
-                calls.append(parse_json_call(text, item, self.arguments_key, self.name_key, self.id_key)[0])
-            except MalformedCall as error:
-                malformed.append(error)
-        return ParsedCalls(end, tuple(calls), tuple(malformed))
+        parsed = parse_call_list(text, begin, self.arguments_key, self.name_key, self.id_key)
+        return replace(parsed, end=expect_word(text, parsed.end, self.closers[0])[1])
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         return f"{self.openers[0]}[{', '.join(self._render_item(*row) for row in enumerate(calls))}]{self.closers[0]}"
 
     def _render_item(self, index: int, call: ToolCall) -> str:
-        name = json.dumps(call.name, ensure_ascii=False)
-        return f'{{"{self.name_key}": {name}, "{self.arguments_key}": {call.arguments}}}'
+        return render_json_call(call, self.arguments_key, self.name_key)
 
 
 class Cohere(Phi4):

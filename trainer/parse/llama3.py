@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
 from gateway.types import ToolCall
-from trainer.parse.base import MarkedParser, ParsedCalls, parse_json_call
+from trainer.parse.base import MarkedParser, ParsedCalls, parse_json_call, render_json_call
 from trainer.parse.json_scan import MalformedCall, skip_space
 
 _TAG = "<|python_tag|>"
@@ -36,6 +35,4 @@ class Llama3(MarkedParser):
         return ParsedCalls(end, tuple(calls))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        return "; ".join(
-            f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "parameters": {call.arguments}}}' for call in calls
-        )
+        return "; ".join(render_json_call(call, "parameters") for call in calls)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 
 from gateway.types import ToolCall
-from trainer.parse.base import MarkedParser, ParsedCalls, check_name, parse_json_call, read_until
-from trainer.parse.json_scan import MalformedCall, find_items, find_object_end, skip_space
+from trainer.parse.base import MarkedParser, ParsedCalls, check_name, read_until, render_json_call
+from trainer.parse.json_list import parse_call_list
+from trainer.parse.json_scan import find_object_end, skip_space
 
 _OPEN, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_LENGTH = 9
@@ -25,7 +25,8 @@ class Mistral(MarkedParser):
 
     def parse_call(self, text: str, start: int) -> ParsedCalls:
         begin = skip_space(text, start + len(_OPEN))
-        parsed = _parse_list(text, begin) if text.startswith("[", begin) else _parse_named_call(text, begin)
+        is_list = text.startswith("[", begin)
+        parsed = parse_call_list(text, begin, "arguments") if is_list else _parse_named_call(text, begin)
         calls = [replace(call, id=_make_id(call, begin, index)) for index, call in enumerate(parsed.calls)]
         return replace(parsed, calls=tuple(calls))
 
@@ -43,20 +44,7 @@ class MistralArgs(Mistral):
 
 
 def _render_item(call: ToolCall) -> str:
-    id = f', "id": "{call.id}"' if call.id else ""
-    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}{id}}}'
-
-
-def _parse_list(text: str, start: int) -> ParsedCalls:
-    starts, end = find_items(text, start)
-    calls: list[ToolCall] = []
-    malformed: list[MalformedCall] = [] if starts else [MalformedCall("the list of calls is empty", start)]
-    for item_start in starts:
-        try:
-            calls.append(parse_json_call(text, item_start, "arguments")[0])
-        except MalformedCall as error:
-            malformed.append(error)
-    return ParsedCalls(end, tuple(calls), tuple(malformed))
+    return f'{render_json_call(call)[:-1]}, "id": "{call.id}"}}' if call.id else render_json_call(call)
 
 
 def _parse_named_call(text: str, start: int) -> ParsedCalls:
