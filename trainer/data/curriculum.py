@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
-from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError
 from gateway.types import EMPTY, ToolSpec
-from trainer.data.tasks import OfferedNames, TaskSampler
+from trainer.data.tasks import OfferedNames, TaskSampler, suggest_name
 from trainer.rollout.task import Task
 
 RECENT_STEPS = 20
@@ -116,9 +115,7 @@ class Curriculum(FrozenModel):
             names += [("interaction", stage.interaction, offered.interactions)] if stage.interaction else []
             for field, name, known in names:
                 if name not in known:
-                    close = closest_match(name, known)
-                    remedy = f"did you mean {close!r}?" if close else f"known are: {', '.join(sorted(known)) or 'none'}"
-                    setting = f"curriculum.stages[{index}].{field}"
+                    setting, remedy = f"curriculum.stages[{index}].{field}", suggest_name(name, known)
                     errors.append(ConfigError(f"the gateway offers no {name!r}", field=setting, remedy=remedy))
         return errors
 

@@ -99,10 +99,10 @@ class JsonLines:
         return f"{self.name}:{self._line_numbers[number]}"
 
 
-class ArrowRows:
-    """An Arrow table. It has the keys of all rows in every row, so a null counts as a missing key."""
+class CountedRows:
+    """Rows that a function reads by their number."""
 
-    def __init__(self, name: str, folder: Path, count: int, read_row: Callable[[int], Any]) -> None:
+    def __init__(self, name: str, folder: Path, count: int, read_row: Callable[[int], Row]) -> None:
         self.name, self.folder = name, folder
         self._count, self._read_row = count, read_row
 
@@ -110,26 +110,7 @@ class ArrowRows:
         return self._count
 
     def __getitem__(self, number: int) -> Row:
-        row: Row = to_plain(self._read_row(number).to_pylist()[0], sparse=True)
-        return row
-
-    def location(self, number: int) -> str:
-        return f"{self.name}:{number + 1}"
-
-
-class PythonRows:
-    """Rows that were made in Python."""
-
-    name, folder = "rows", Path()
-
-    def __init__(self, rows: Iterable[Any]) -> None:
-        self._rows = list(rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, number: int) -> Row:
-        return _check_object(to_plain(self._rows[number]), self.location(number))
+        return self._read_row(number)
 
     def location(self, number: int) -> str:
         return f"{self.name}:{number + 1}"
@@ -191,14 +172,22 @@ def _open_parquet(file: Path) -> RowSource:
         table = pyarrow.parquet.read_table(file, memory_map=True)
     except pyarrow.ArrowInvalid as error:
         raise ConfigError(f"is not a parquet file ({error})", file=file, remedy="write the file again") from error
-    return ArrowRows(str(file), file.parent, len(table), lambda number: table.slice(number, 1))
+    return _arrow_rows(str(file), file.parent, len(table), lambda number: table.slice(number, 1))
+
+
+def _arrow_rows(name: str, folder: Path, count: int, take: Callable[[int], Any]) -> RowSource:
+    """Rows of an Arrow table. It has the keys of all rows in every row, so a null counts as a missing key."""
+    return CountedRows(name, folder, count, lambda number: to_plain(take(number).to_pylist()[0], sparse=True))
 
 
 def _open_iterable(source: Iterable[Row], split: str) -> RowSource:
     library = sys.modules.get("datasets")  # If the source is one of its data sets, it is imported already.
     if library is not None and isinstance(source, library.Dataset | library.DatasetDict):
         return _open_split(source, "rows", Path(), split)
-    return PythonRows(source)
+    name, rows = "rows", list(source)
+    return CountedRows(
+        name, Path(), len(rows), lambda number: _check_object(to_plain(rows[number]), f"{name}:{number + 1}")
+    )
 
 
 def _open_saved_dataset(folder: Path, split: str) -> RowSource:
@@ -242,7 +231,7 @@ def _open_split(dataset: Any, name: str, folder: Path, split: str) -> RowSource:
             raise ConfigError(f"has no split {split!r}", file=name, remedy=remedy)
         dataset = dataset[split]
     table = dataset.with_format("arrow")  # Keeps images as bytes.
-    return ArrowRows(name, folder, len(dataset), lambda number: table[number : number + 1])
+    return _arrow_rows(name, folder, len(dataset), lambda number: table[number : number + 1])
 
 
 def _check_object(value: Any, location: str) -> Row:

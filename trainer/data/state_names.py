@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError
 from gateway.session import AnyGateway
 from gateway.tool_table import OfferedTool
-from trainer.data.tasks import TaskNames, find_names
+from trainer.data.tasks import TaskNames, count_rows
 from trainer.rollout.task import Task
 
 if TYPE_CHECKING:
@@ -54,13 +53,11 @@ def check_state_names(tasks: Iterable[Task], gateway: AnyGateway) -> list[Config
     if not getattr(gateway, "sources", ()):
         return []
     sources = list(_state_sources(gateway))
-    first: dict[Problem, str] = {}
-    rows: Counter[Problem] = Counter()
-    for names, (location, count) in find_names(tasks).items():
-        for problem in _find_problems(names, sources) if names.state else ():
-            first.setdefault(problem, location)
-            rows[problem] += count
-    return [_state_error(problem, location, rows[problem]) for problem, location in first.items()]
+    found = count_rows(tasks, lambda names: _find_problems(names, sources) if names.state else ())
+    return [
+        ConfigError(problem + more, file=location, field="state", remedy=remedy)
+        for (problem, remedy), (location, more) in found.items()
+    ]
 
 
 def _state_sources(gateway: AnyGateway) -> Iterator[StateSource]:
@@ -82,10 +79,3 @@ def _find_problems(names: TaskNames, sources: Iterable[StateSource]) -> Iterator
     for source in used:
         if source.states.states and (problem := source.find_problem(names.state)):
             yield problem
-
-
-def _state_error(problem: Problem, location: str, rows: int) -> ConfigError:
-    text, remedy = problem
-    others = rows - 1
-    more = f" ({others} more row{'s name' if others > 1 else ' names'} it)" if others else ""
-    return ConfigError(text + more, file=location, field="state", remedy=remedy)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, overload
 
 from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
@@ -107,13 +108,33 @@ def find_names(tasks: Iterable[Task]) -> FoundNames:
 def check_task_names(tasks: Iterable[Task], specs: Sequence[ToolSpec]) -> list[ConfigError]:
     """One error for each tool or interaction that the gateway does not offer: its first row, and how many have it."""
     offered = OfferedNames(specs)
-    first: dict[FieldName, str] = {}
-    rows: dict[FieldName, int] = {}
+    found = count_rows(tasks, offered.find_unknown)
+    return [offered.unknown_name_error(unknown, *rows) for unknown, rows in found.items()]
+
+
+Mistake = TypeVar("Mistake")
+
+
+def count_rows(tasks: Iterable[Task], find: Callable[[TaskNames], Iterable[Mistake]]) -> dict[Mistake, tuple[str, str]]:
+    """The mistakes that are found in names, each with the location of its first row, and how many more have it in
+    words."""
+    first: dict[Mistake, str] = {}
+    rows: Counter[Mistake] = Counter()
     for names, (location, count) in find_names(tasks).items():
-        for unknown in offered.find_unknown(names):
-            first.setdefault(unknown, location)
-            rows[unknown] = rows.get(unknown, 0) + count
-    return [offered.unknown_name_error(unknown, location, rows[unknown]) for unknown, location in first.items()]
+        for mistake in find(names):
+            first.setdefault(mistake, location)
+            rows[mistake] += count
+    return {mistake: (location, _describe_others(rows[mistake] - 1)) for mistake, location in first.items()}
+
+
+def _describe_others(others: int) -> str:
+    return f" ({others} more row{'s name' if others > 1 else ' names'} it)" if others else ""
+
+
+def suggest_name(name: str, known: Sequence[str]) -> str:
+    """The remedy for a name that is none of those that are known."""
+    close = closest_match(name, known)
+    return f"did you mean {close!r}?" if close else f"known are: {', '.join(sorted(known)) or 'none'}"
 
 
 class OfferedNames:
@@ -143,16 +164,12 @@ class OfferedNames:
         """Whether an interaction can be left unnamed."""
         return DEFAULT_INTERACTION in self.interactions or len(self.interactions) == 1
 
-    def unknown_name_error(self, unknown: FieldName, location: str, rows: int) -> ConfigError:
+    def unknown_name_error(self, unknown: FieldName, location: str, more: str) -> ConfigError:
         field, name = unknown
         kind, known = ("tool", self.tools) if field.startswith("tools") else ("interaction", self.interactions)
         missing = f"is missing, and there is no {DEFAULT_INTERACTION!r}"
         problem = f"the gateway offers no {kind} {name!r:.80}" if name else missing
-        others = rows - 1
-        more = f" ({others} more row{'s name' if others > 1 else ' names'} it)" if others else ""
-        close = closest_match(name, known)
-        remedy = f"did you mean {close!r}?" if close else f"known are: {', '.join(sorted(known)) or 'none'}"
-        return ConfigError(problem + more, file=location, field=field, remedy=remedy)
+        return ConfigError(problem + more, file=location, field=field, remedy=suggest_name(name, known))
 
 
 def iterate_texts(tasks: Sequence[Task]) -> Iterator[Task]:
@@ -166,23 +183,13 @@ class TaskSampler(Iterator[Task]):
     The order depends only on the seed and on `drawn`, the number of tasks drawn so far, which is its whole state.
     """
 
-    def __init__(
-        self, tasks: Sequence[Task], *, seed: int | None = 0, epochs: int | None = None, drawn: int = 0
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], *, seed: int | None = 0) -> None:
         if not tasks:
             raise ValueError("there are no tasks to draw")
-        self.tasks, self.seed, self.drawn = tasks, seed, drawn
-        self._end = None if epochs is None else epochs * len(tasks)
+        self.tasks, self.seed, self.drawn = tasks, seed, 0
         self._epoch, self._order = -1, [0]
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next task, from 0."""
-        return self.drawn // len(self.tasks)
-
     def __next__(self) -> Task:
-        if self._end is not None and self.drawn >= self._end:
-            raise StopIteration
         task = self.task_at(self.drawn)
         self.drawn += 1
         return task
@@ -229,11 +236,7 @@ def require_valid(rows: RowSource, check: Callable[[int], object]) -> None:
 
 
 def load_rows(
-    source: str | Path | Iterable[Row],
-    *,
-    system: str = "",
-    split: str = "train",
-    columns: ColumnSettings | None = None,
+    source: str | Path | Iterable[Row], *, system: str = "", split: str = "train", columns: ColumnSettings | None = None
 ) -> RowTasks:
     """Loads the tasks of a JSONL or parquet file, a saved data set's folder, a hub's data set, or rows.
 
