@@ -77,7 +77,7 @@ def compute_token_advantages(
     for sequence in batch.sequences:
         weight_of[sequence.rollout_index] += fsum(sequence.weights)
     all_rows = [
-        _build_row(
+        build_row(
             sequence,
             advantages,
             batch.groups[sequence.rollout_index],
@@ -93,9 +93,10 @@ def compute_token_advantages(
     return TokenAdvantages(rows, totals, len(all_rows) - len(rows), needed_returns, tuple(all_rows))
 
 
-def _build_row(
-    sequence: TrainSequence, advantages: Sequence[float], group: int, rollout_weight: float | None
+def build_row(
+    sequence: TrainSequence, advantages: Sequence[float], group: int, rollout_weight: float | None = None
 ) -> BatchRow:
+    """A row of a batch, with an advantage for each token."""
     return BatchRow(
         sequence.name,
         sequence.ids,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,11 +25,6 @@ from trainer.algorithms.packing import (
     token_positions,
 )
 from trainer.algorithms.settings import AlgorithmSettings
-
-
-def outcome_credit(advantages_S: Tensor, sequence_K: Tensor) -> Tensor:
-    """Gives every turn the advantage of its rollout."""
-    return advantages_S[sequence_K]
 
 
 def discounted_credit(advantages_S: Tensor, sequence_K: Tensor, discount: float) -> Tensor:
@@ -79,20 +73,17 @@ def _mean_of_others(values_N: Tensor, segment_N: Tensor, segments: int) -> Tenso
     return (sum_by_segment(values_N, segment_N, segments)[segment_N] - values_N) / (sizes[segment_N] - 1).clamp(min=1)
 
 
-class GaeEstimate(NamedTuple):
-    """Advantages, and the returns that the critic is trained to predict."""
+def compute_gae(
+    rewards_N: Tensor, values_N: Tensor, sequence_N: Tensor, discount: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over turns, or over the policy's tokens; the value after the last one is 0.
 
-    advantages_N: Tensor
-    returns_N: Tensor
-
-
-def compute_gae(rewards_N: Tensor, values_N: Tensor, sequence_N: Tensor, discount: float, lam: float) -> GaeEstimate:
-    """Generalised advantage estimation over turns, or over the policy's tokens; the value after the last one is 0."""
+    Returns the advantages, and the returns that the critic is trained to predict."""
     has_next_N = torch.zeros_like(sequence_N, dtype=torch.bool)
     has_next_N[:-1] = sequence_N[1:] == sequence_N[:-1]
     next_N = torch.where(has_next_N, values_N.roll(-1), 0)
     advantages_N = sum_to_go(rewards_N + discount * next_N - values_N, sequence_N, discount * lam)
-    return GaeEstimate(advantages_N, advantages_N + values_N)
+    return advantages_N, advantages_N + values_N
 
 
 def spread_over_tokens(advantages_K: Tensor, turn_T: Tensor) -> Tensor:
@@ -137,7 +128,7 @@ def credit_turns(turn_rewards: TurnRewards, settings: AlgorithmSettings) -> Tens
     advantages_S = compute_advantages(turn_rewards.rewards_S, group_S)
     if kind == "discounted":
         return discounted_credit(advantages_S, sequence_K, discount)
-    return outcome_credit(advantages_S, sequence_K)
+    return advantages_S[sequence_K]
 
 
 def find_groups_with_signal(turn_rewards: TurnRewards, settings: AlgorithmSettings) -> frozenset[int]:

@@ -103,7 +103,7 @@ def build_train_batch(
         for group_index, group in enumerate(groups)
         for scored in sorted(group.scored, key=lambda scored: scored.rollout.index)
     ]
-    kept = [(group_index, scored) for group_index, scored in ordered if _count_policy_tokens(scored.rollout)]
+    kept = [(group_index, scored) for group_index, scored in ordered if count_policy_tokens(scored.rollout)]
     rollouts = [scored for _, scored in kept]
     batch = TrainBatch(
         sequences=tuple(
@@ -117,7 +117,7 @@ def build_train_batch(
         rewards=_final_rewards(rollouts, settings),
         turn_scores=tuple(map(_turn_scores, rollouts)),
         rewards_from_turns=tuple(scored.reward_from_turns for scored in rollouts),
-        empty_rollouts=tuple(scored.rollout.name for _, scored in ordered if not _count_policy_tokens(scored.rollout)),
+        empty_rollouts=tuple(scored.rollout.name for _, scored in ordered if not count_policy_tokens(scored.rollout)),
     )
     return replace(batch, groups_with_signal=find_groups_with_signal(batch.turn_rewards, settings))
 
@@ -136,7 +136,7 @@ def compute_batch_metrics(batch: TrainBatch) -> dict[str, float]:
     }
 
 
-def _count_policy_tokens(rollout: Rollout) -> int:
+def count_policy_tokens(rollout: Rollout) -> int:
     """The rollout's length in tokens that the policy wrote."""
     return sum(len(turn.ids) for turn in rollout.turns)
 
@@ -183,7 +183,7 @@ def _final_rewards(rollouts: Sequence[ScoredRollout], settings: AlgorithmSetting
     rewards_S = torch.tensor([scored.reward for scored in rollouts], dtype=torch.float64)
     check_rollouts_finite("a reward of", rewards_S, [scored.rollout.name for scored in rollouts])
     if overlong := settings.overlong:
-        lengths_S = torch.tensor([_count_policy_tokens(scored.rollout) for scored in rollouts], dtype=torch.float64)
+        lengths_S = torch.tensor([count_policy_tokens(scored.rollout) for scored in rollouts], dtype=torch.float64)
         rewards_S = rewards_S + overlong.penalty * overlong_penalty(lengths_S, overlong.limit, overlong.buffer)
     return tuple(rewards_S.tolist())
 

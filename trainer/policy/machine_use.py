@@ -12,12 +12,11 @@ from typing import Self
 
 import torch
 
-from trainer.policy.process_memory import peak_memory, reset_peak_memory
+from trainer.policy.process_memory import peak_memory, reset_peak_memory, resident_memory
 
 SAMPLE_S = 1.0
 """Seconds between two looks at the GPUs."""
 JOIN_S = 5.0
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 IDLE_FIELDS = slice(3, 5)
 """Where /proc/stat has the time in which a processor had nothing to do, or waited for a disk."""
@@ -63,9 +62,8 @@ class MachineUse:
         metrics = {
             name: (value - old) / max(spent, 1e-9) for name, value, old in zip(names, now[1:], before[1:], strict=False)
         }
-        with suppress(OSError, ValueError, IndexError):
-            pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-            metrics["machine/memory_gb"] = pages * PAGE_BYTES / 1e9
+        if size := resident_memory():
+            metrics["machine/memory_gb"] = size / 1e9
         use, self._use = self._use, []
         memory, self._memory = self._memory, {}
         peaks, self._peaks = self._peaks, {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantages import TokenAdvantages, compute_token_advantages
+from trainer.algorithms.advantages import TokenAdvantages, build_row, compute_token_advantages
 from trainer.algorithms.loss import (
     Loss,
     Mismatch,
@@ -27,7 +27,7 @@ from trainer.algorithms.loss import (
 from trainer.algorithms.named_algorithms import ALGORITHMS
 from trainer.algorithms.packing import Batch, BatchRow, TopLogprobs, check_trained_finite, move_tensor
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.train_batch import TrainBatch, TrainSequence
+from trainer.algorithms.train_batch import TrainBatch
 from trainer.engine.torch.threads import choose_threads, use_threads
 from trainer.policy.logprobs import LogprobSource, PackedTokens, PassPlan, Reference, decoder_layers_of
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
@@ -52,20 +52,6 @@ def recompute_logprobs(
 def trained_tokens(batch: Batch, temperature: float) -> PackedTokens:
     """The batch's tokens, of which those that are trained are selected."""
     return PackedTokens(batch.ids_T, batch.sequence_T, batch.trained_T, temperature, batch.images)
-
-
-def _row_without_advantages(sequence: TrainSequence, group: int) -> BatchRow:
-    return BatchRow(
-        sequence.name,
-        sequence.ids,
-        sequence.mask,
-        sequence.engine_logprobs,
-        [0.0] * len(sequence.ids),
-        sequence.weights,
-        group,
-        media_spans=sequence.media_spans,
-        experts=sequence.experts,
-    )
 
 
 BACKWARD = 2
@@ -133,10 +119,6 @@ OnPass = Callable[[float, int, int], None]
 micro-batch that is being passed counts with the share of its layers that is done."""
 
 
-def _ignore_pass(passes: float, total: int, tokens: int) -> None:
-    """Nobody watches the update."""
-
-
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Rows that are in memory together, and the critic's targets for their tokens."""
@@ -196,7 +178,7 @@ class PolicyUpdater:
         self._has_skipped_pass = False
         self._tokens = 0
         """Tokens of this rank's share of the present step."""
-        self.on_pass: OnPass = _ignore_pass
+        self.on_pass: OnPass = lambda *_: None
         """Called after each pass with a gradient, and within it after each layer."""
         self._passes, self._passed_tokens, self._total_passes = 0, 0, 0
         self.pending_notes: list[str] = []
@@ -314,8 +296,10 @@ class PolicyUpdater:
 
     def _pass_without_gradient(self, train_batch: TrainBatch) -> Iterator[tuple[MicroBatch, PassPlan | None]]:
         """This rank's micro-batches of all sequences, with the plan for another model than the policy."""
-        groups = train_batch.groups
-        rows = [_row_without_advantages(sequence, groups[sequence.rollout_index]) for sequence in train_batch.sequences]
+        rows = [
+            build_row(sequence, [0.0] * len(sequence.ids), train_batch.groups[sequence.rollout_index])
+            for sequence in train_batch.sequences
+        ]
         for number, (micro_batch, plan) in enumerate(plan_ahead(self._make_micro_batches(rows)[0])):
             self._ranks.report(f"pass {number + 1} without a gradient")
             yield micro_batch, _without_experts(plan)
@@ -325,7 +309,8 @@ class PolicyUpdater:
         dealt, shares = deal_batches(rows, self._ranks, self._policy.settings.pass_tokens)
         device = self._policy.device
         micro_batches = [
-            MicroBatch(batch.to(device), batch, own, cache(partial(self._start_plan, batch))) for batch, own in dealt
+            MicroBatch(batch.to(device), batch, own, cache(partial(self._planner.submit, self._plan, batch)))
+            for batch, own in dealt
         ]
         return micro_batches, shares
 
@@ -463,9 +448,6 @@ class PolicyUpdater:
         coefficient = state.get(COEFFICIENT, self._algorithm.entropy_coefficient) + change
         state |= {COEFFICIENT: min(max(coefficient, adaptive.min), adaptive.max), LAST_ENTROPY: entropy}
         return {COEFFICIENT: state[COEFFICIENT]}
-
-    def _start_plan(self, batch: Batch) -> Future[PassPlan | None]:
-        return self._planner.submit(self._plan, batch)
 
     def _plan(self, batch: Batch) -> PassPlan | None:
         reader = self._policy.logprob_reader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -11,7 +11,7 @@ import anyio
 from gateway.types import EMPTY
 from trainer.algorithms.packing import BatchRow
 from trainer.algorithms.token_weights import excluded_tokens
-from trainer.algorithms.train_batch import has_learning_signal
+from trainer.algorithms.train_batch import count_policy_tokens, has_learning_signal
 from trainer.data.curriculum import TaskDraw, TaskStream
 from trainer.reward.scorer import ScoredGroup, Scorer
 from trainer.rollout.admission import Admission
@@ -93,7 +93,7 @@ class StepRollouts:
         metrics |= {
             "rollout/turns": _mean(len(rollout.turns) for rollout in rollouts),
             "rollout/tokens": _mean(sum(map(len, rollout.ledgers)) for rollout in rollouts),
-            "rollout/written": _mean(sum(len(turn.ids) for turn in rollout.turns) for rollout in rollouts),
+            "rollout/written": _mean(map(count_policy_tokens, rollouts)),
             "rollout/calls": _mean(sum(len(turn.calls) for turn in rollout.turns) for rollout in rollouts),
             "rollout/truncated": _mean(rollout.stop in TRUNCATED for rollout in rollouts),
         }
@@ -171,6 +171,11 @@ class StepCollector:
                 return
             self.on_extra(missing * settings.n)
 
+    def make_scheduler(self, sink: Callable[[Rollout], Awaitable[None]]) -> Scheduler:
+        """What runs the groups of tasks; `sink` gets every rollout as it ends."""
+        settings, admission = self.settings, Admission(self.settings.concurrency)
+        return Scheduler(self.runner, settings.n, admission=admission, max_retries=settings.max_retries, sink=sink)
+
     async def _run_groups(self, prefix: str, tasks: Sequence[Task], into: StepRollouts) -> None:
         """Runs a group for each task; groups are scored while others are still running."""
         earlier = list(into.groups)
@@ -183,14 +188,7 @@ class StepCollector:
         async def keep(rollout: Rollout) -> None:
             into.finished.append(rollout)
 
-        settings = self.settings
-        scheduler = Scheduler(
-            self.runner,
-            settings.n,
-            admission=Admission(settings.concurrency),
-            max_retries=settings.max_retries,
-            sink=keep,
-        )
+        scheduler = self.make_scheduler(keep)
         async with scheduler.submit(tasks, name=prefix) as groups, anyio.create_task_group() as scoring:
             async for group in groups:
                 if group.rollouts:
@@ -244,13 +242,13 @@ def account_for_tokens(
             if rollout.stop.is_infrastructure
             else reasons.get(_key(rollout), "dropped_group")
         ):
-            left_out[reason] += _count_recorded(rollout)
+            left_out[reason] += count_policy_tokens(rollout)
     excluded = sum(_count_excluded(rollout) for rollout in _scored(step.groups))
     trained_ids = {id(row) for row in trained_rows}
     left_out["excluded"] += excluded
     left_out["credit_rounds"] += sum(map(_count_unweighted, rows)) - excluded
     left_out["no_gradient"] += sum(_count_weighted(row) for row in rows if id(row) not in trained_ids)
-    sampled = sum(_agent_count(rollout, "sampled", _count_recorded(rollout)) for rollout in step.finished)
+    sampled = sum(_agent_count(rollout, "sampled", count_policy_tokens(rollout)) for rollout in step.finished)
     account = TokenAccount(sampled, sum(map(_count_weighted, trained_rows)), +left_out)
     account.check()
     return account
@@ -271,10 +269,6 @@ def _scored(groups: Iterable[ScoredGroup]) -> Iterator[Rollout]:
 
 def _key(rollout: Rollout) -> Key:
     return rollout.group, rollout.index
-
-
-def _count_recorded(rollout: Rollout) -> int:
-    return sum(len(turn.ids) for turn in rollout.turns)
 
 
 def _agent_count(rollout: Rollout, name: str, default: int) -> int:

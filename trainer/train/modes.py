@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 
@@ -16,16 +17,47 @@ from gateway.plural import format_count
 from trainer.algorithms.train_batch import has_learning_signal
 from trainer.data.curriculum import TaskDraw, TaskStream
 from trainer.reward.scorer import ScoredGroup
-from trainer.rollout.admission import Admission
 from trainer.rollout.rollout import Rollout
-from trainer.rollout.scheduler import Group, Scheduler
+from trainer.rollout.scheduler import Group
 from trainer.rollout.task import Task
 from trainer.train.collect import StepCollector, StepRollouts, count_token_ages, group_order
 from trainer.train.settings import TrainSettings
 
 
-class BackgroundTasks:
-    """A context with background tasks that are cancelled when it is left. Entered and left by the same task."""
+class RolloutSource(ABC):
+    """Where steps take their rollouts from. Entered and left by the training task."""
+
+    phase: str
+    """The trainer's phase while it waits for rollouts."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return None
+
+    @abstractmethod
+    async def take(self, step: int) -> StepRollouts:
+        """The rollouts that the step trains on."""
+
+    async def wait_until_idle(self) -> None:
+        """Waits until weights may change. By default not at all: running rollouts continue with the new ones."""
+        return
+
+    def on_published(self) -> None:
+        """Called after new weights were published."""
+        return
+
+    @property
+    @abstractmethod
+    def pending(self) -> Sequence[StepRollouts]:
+        """Rollouts that no step has taken yet."""
+
+
+class BackgroundTasks(RolloutSource):
+    """A source with background tasks that are cancelled when it is left."""
 
     def __init__(self) -> None:
         self._tasks = anyio.create_task_group()
@@ -115,9 +147,6 @@ class AsyncRollouts(BackgroundTasks):
         step_rollouts.waited_s, self._idle_s = self._idle_s, 0.0
         return step_rollouts
 
-    async def wait_until_idle(self) -> None:
-        """Returns at once: running rollouts continue with the new weights."""
-
     def on_published(self) -> None:
         self._notify()
 
@@ -129,14 +158,7 @@ class AsyncRollouts(BackgroundTasks):
         return oldest
 
     async def _run(self) -> None:
-        collector, settings = self._collector, self._collector.settings
-        scheduler = Scheduler(
-            collector.runner,
-            settings.n,
-            admission=Admission(settings.concurrency),
-            max_retries=settings.max_retries,
-            sink=self._keep_rollout,
-        )
+        scheduler = self._collector.make_scheduler(self._keep_rollout)
         async with scheduler.submit_from(self._next_task) as groups, anyio.create_task_group() as scoring:
             async for group in groups:
                 scoring.start_soon(self._score, group)
@@ -181,36 +203,6 @@ class AsyncRollouts(BackgroundTasks):
         changed.set()
 
 
-class RolloutSource(Protocol):
-    """Where steps take their rollouts from. Entered and left by the training task."""
-
-    phase: str
-    """The trainer's phase while it waits for rollouts."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None: ...
-
-    async def take(self, step: int) -> StepRollouts:
-        """The rollouts that the step trains on."""
-        ...
-
-    async def wait_until_idle(self) -> None:
-        """Waits until weights may change."""
-        ...
-
-    def on_published(self) -> None:
-        """Called after new weights were published."""
-        ...
-
-    @property
-    def pending(self) -> list[StepRollouts]:
-        """Rollouts that no step has taken yet."""
-        ...
-
-
 def make_rollout_source(collector: StepCollector, task_stream: TaskStream, version: Callable[[], int]) -> RolloutSource:
     """Makes the source for the configured mode; `version` returns the version of the present weights."""
     if collector.settings.sft is not None:
@@ -244,32 +236,20 @@ def describe_mode(settings: TrainSettings) -> str:
             )
 
 
-class SyncRollouts:
+class SyncRollouts(RolloutSource):
     """Rollouts and training take turns: nothing runs outside of `take`."""
 
     phase = "rolling_out"
+    pending: Sequence[StepRollouts] = ()
 
     def __init__(self, collector: StepCollector, task_stream: TaskStream) -> None:
         self._collector, self._task_stream = collector, task_stream
-        self.pending: list[StepRollouts] = []
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
 
     async def take(self, step: int) -> StepRollouts:
-        self.pending = [rollouts := StepRollouts()]
+        self.pending = (rollouts := StepRollouts(),)
         await self._collector.collect(step, self._task_stream, rollouts)
-        self.pending = []
+        self.pending = ()
         return rollouts
-
-    async def wait_until_idle(self) -> None:
-        pass
-
-    def on_published(self) -> None:
-        pass
 
 
 class OneStepOffRollouts(BackgroundTasks):
@@ -300,9 +280,6 @@ class OneStepOffRollouts(BackgroundTasks):
 
     async def wait_until_idle(self) -> None:
         await self._done.wait()
-
-    def on_published(self) -> None:
-        """Does nothing: the next rollouts start when a step takes the present ones."""
 
     def _start(self, step: int) -> StepRollouts:
         self._next, self._done = rollouts, done = StepRollouts(), anyio.Event()
