@@ -21,7 +21,7 @@ from gateway.tape import record_gateway
 from gateway.version import installed_version
 from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names
-from trainer.engine.base import Capabilities, CountsTokens
+from trainer.engine.base import CountsTokens
 from trainer.engines import engine_notes, make_engine
 from trainer.rollout.admission import Admission
 from trainer.rollout.loop import RolloutRunner
@@ -112,7 +112,8 @@ async def _collect(
     starting = partial(console.print, markup=False, soft_wrap=True)
     engine = make_engine(settings, settings.model, template, settings.out, log=starting)
     await stack.enter_async_context(engine)
-    _write_run_info(settings, engine.capabilities)
+    about = {"mtrl": installed_version(), "engine": engine.capabilities.name, "notes": engine.capabilities.notes}
+    write_json(settings.out / RUN_INFO_FILE, about | {"settings": settings.model_dump(mode="json")}, RESTART)
     used = f"{engine.capabilities.name} engine, {template.parser.name} parser"
     console.print(f"{format_count(len(tasks), 'task')} x {format_count(settings.n, 'rollout')}: {used}")
     for note in engine_notes(engine.capabilities):
@@ -166,12 +167,6 @@ def _format_summary(reasons: Counter[str], fates: Counter[GroupStatus], progress
     if drifts := progress.snapshot().drifts:
         causes = ", ".join(f"{count} {cause}" for cause, count in drifts.items())
         yield f"differences from the template's own rendering, by cause: {causes}"
-
-
-def _write_run_info(settings: RolloutSettings, engine: Capabilities) -> None:
-    used = {"engine": engine.name, "notes": engine.notes}
-    about = {"mtrl": installed_version(), **used, "settings": settings.model_dump(mode="json")}
-    write_json(settings.out / RUN_INFO_FILE, about, RESTART)
 
 
 def _write_metrics(out: Path, progress: RolloutProgress, fates: Counter[GroupStatus]) -> None:

@@ -58,7 +58,8 @@ def explain_hub_error(error: Exception, name: str) -> tuple[str, str]:
         return "its owners give access on request", f"ask for it at {constants.ENDPOINT}/{name}, then: {ACCESS}"
     if isinstance(error, errors.RevisionNotFoundError):
         return "the hub has no such revision of it", f"see {constants.ENDPOINT}/{name}, {here}"
-    if isinstance(error, errors.RepositoryNotFoundError) or _status(error) in (401, 403):
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
         return "the hub has none of this name that you may read", f"if it is private: {ACCESS}; {here}"
     if constants.HF_HUB_OFFLINE:
         return "no hub is asked, since HF_HUB_OFFLINE is set", f"fetch it where there is a network, {here}"
@@ -100,7 +101,3 @@ def push_model(folder: Path, name: str) -> str:
         problem, remedy = explain_hub_error(error, name)[0], f"push it again: hf upload {name} {folder} --private"
         raise ConfigError(f"{name} was not pushed: {problem}", field="--push", file=folder, remedy=remedy) from error
     return f"{hub.constants.ENDPOINT}/{name}"
-
-
-def _status(error: Exception) -> int:
-    return getattr(getattr(error, "response", None), "status_code", 0)

@@ -32,13 +32,16 @@ NAMED_PATHS: ContextVar[Mapping[str, str]] = ContextVar("texts of options and se
 """Every text in the command's options and settings, by its name: one of them may be the path that an error is about."""
 
 
-def describe_stop() -> str:
-    """The default message after Ctrl-C."""
-    return "rollouts that ended before are saved"
+def print_line(text: str) -> None:
+    """Prints a line to standard error, at once."""
+    sys.stderr.write(f"mtrl-train: {text}\n")
+    sys.stderr.flush()
 
 
 @contextmanager
-def report_errors(*extra: type[Exception], stopped: Callable[[], str] = describe_stop) -> Iterator[None]:
+def report_errors(
+    *extra: type[Exception], stopped: Callable[[], str] = lambda: "rollouts that ended before are saved"
+) -> Iterator[None]:
     """Reports operators' errors and those of the types `extra`; `stopped` is the message after Ctrl-C."""
     try:
         yield

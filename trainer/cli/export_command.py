@@ -9,24 +9,20 @@ from typing import Annotated
 import typer
 
 from gateway.plural import format_count
-from trainer.cli.errors import report_errors
+from trainer.cli.errors import print_line, report_errors
 from trainer.cli.options import RUN_PANEL, app
 
 
 @app.command(rich_help_panel=RUN_PANEL)
 def export(
-    checkpoint: Annotated[
-        Path,
-        typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints."),
-    ],
+    checkpoint: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new folder; it must not exist yet.")],
     best: Annotated[
         bool, typer.Option("--best", help="Take the run's best step by its evaluations, instead of the latest.")
     ] = False,
     adapter: Annotated[bool, typer.Option("--adapter", help="With LoRA: write the adapters alone, for peft.")] = False,
     model: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="The model that training started from, if the run's has moved."),
+        Path | None, typer.Option(metavar="PATH", help="The model that training started from, if the run's has moved.")
     ] = None,
     push: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="Upload it to the hub as well, into a private repository.")
@@ -61,7 +57,7 @@ def export(
             check_push(push)
         if trust_remote_code:
             trust_code(checkpoint, *filter(None, (model,)))
-        exported = export_checkpoint(checkpoint, out, adapter=adapter, best=best, model=model, warn=_warn)
+        exported = export_checkpoint(checkpoint, out, adapter=adapter, best=best, model=model, warn=print_line)
         address = push_model(out, push) if push is not None else ""
     steps = format_count(exported.step, "step")
     sys.stdout.write(f"{exported.kind}, after {steps}, in {exported.dtype}: {out}\n")
@@ -70,7 +66,3 @@ def export(
     if exported.best.step not in (0, exported.step):
         better = f"step {exported.best.step} was better in the run's evaluations ({exported.best.value:.3f})"
         sys.stdout.write(f"  {better}; --best takes that one\n")
-
-
-def _warn(text: str) -> None:
-    sys.stderr.write(f"mtrl-train: {text}\n")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from gateway.errors import ConfigError, GatewayError
+from trainer.cli.errors import print_line
 from trainer.distributed.rank_environment import NOT_AGAIN, detect_environment, take_file, write_exit_code
 from trainer.distributed.restart_ranks import RestartedTraining, is_restarted, run_restarted
 
@@ -86,9 +87,4 @@ def train_with_restarts(settings: TrainSettings, name: str, flags: Sequence[str]
 
     folder = choose_run_folder(settings, name, resume=resume)
     training = RestartedTraining(folder, COMMAND_WORDS.get() or (), flags)
-    raise typer.Exit(run_restarted(training, settings.distributed, _log))
-
-
-def _log(text: str) -> None:
-    sys.stderr.write(f"mtrl-train: {text}\n")
-    sys.stderr.flush()
+    raise typer.Exit(run_restarted(training, settings.distributed, print_line))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.errors import ConfigError, OperatorError
-from trainer.cli.errors import report_errors
+from trainer.cli.errors import print_line, report_errors
 from trainer.cli.options import RUN_PANEL, RunFolder, app
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _load_decoder(run: Path) -> Any:
     try:
         return load_template(*_read_model_and_template(run)).tokenizer.decode
     except OperatorError as error:
-        sys.stderr.write(f"mtrl-train: shown without text: {error}\n")
+        print_line(f"shown without text: {error}")
         return None
 
 

@@ -208,14 +208,7 @@ class Attempt:
     @property
     def turn_scores(self) -> tuple[float | None, ...]:
         """For each of the policy's turns, the score that feedback gave it; None if it gave none."""
-        scores: list[float | None] = []
-        for ledger in self.rollout.ledgers:
-            for entry in ledger:
-                if entry.author is Author.POLICY:
-                    scores.append(None)
-                elif entry.author is Author.FEEDBACK and entry.reward is not None and scores:
-                    scores[-1] = (scores[-1] or 0.0) + entry.reward
-        return tuple(scores)
+        return self._scores(Author.FEEDBACK)
 
     @property
     def infos(self) -> Mapping[str, Any]:
@@ -249,13 +242,16 @@ class Attempt:
 
     def given(self, author: Author) -> tuple[float, ...]:
         """For each of the policy's turns, the score that tools, or feedback, gave it."""
-        scores: list[float] = []
+        return tuple(score or 0.0 for score in self._scores(author))
+
+    def _scores(self, author: Author) -> tuple[float | None, ...]:
+        scores: list[float | None] = []
         for ledger in self.rollout.ledgers:
             for entry in ledger:
                 if entry.author is Author.POLICY:
-                    scores.append(0.0)
+                    scores.append(None)
                 elif entry.author is author and entry.reward is not None and scores:
-                    scores[-1] += entry.reward
+                    scores[-1] = (scores[-1] or 0.0) + entry.reward
         return tuple(scores)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import anyio
 from anyio import to_thread
@@ -44,9 +44,6 @@ from trainer.rollout.steppers import (
 from trainer.rollout.task import Task
 from trainer.template import Cause, Template, find_drifts
 from trainer.template.media_layout import MediaLayout, has_media, join_text
-
-if TYPE_CHECKING:
-    from trainer.template import Template
 
 
 def limit_calls(reply: Reply, limits: RolloutLimits, template: Template) -> Reply:

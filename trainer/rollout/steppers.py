@@ -149,11 +149,6 @@ async def open_stepper(stepper: Stepper, start: RolloutStart) -> AsyncIterator[t
         yield opened
 
 
-async def maybe_await(value: Any) -> Any:
-    """The value, awaited if it is awaitable."""
-    return await await_user_code(value) if inspect.isawaitable(value) else value
-
-
 async def check_finished(stepper: Stepper, turn: Turn) -> bool | StopReason:
     """Asks a stepper whether the rollout is finished."""
     finished = await call_method(stepper.check_finished, turn)
@@ -173,7 +168,8 @@ async def take_step(stepper: Stepper, turn: Turn) -> Step:
 async def call_method(method: Callable[..., Any], *args: Any) -> Any:
     """Calls a method of a plug-in. If users wrote it and it is not async, it runs in a thread, so that it can hang."""
     if (getattr(method, "__module__", None) or "").startswith("trainer."):
-        return await maybe_await(method(*args))
+        value = method(*args)
+        return await await_user_code(value) if inspect.isawaitable(value) else value
     return await shared_threads().run(method, *args)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gateway.errors import ConfigError
@@ -19,12 +19,12 @@ from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import RolloutEnd, RolloutStart, Step, Turn
 from trainer.template.chat_template import function_schema
+from trainer.template.drift import parse_arguments
 from trainer.template.errors import TemplateError
 from trainer.template.media_layout import join_text
 from trainer.template.render_reply import render_reply
 
 if TYPE_CHECKING:
-    from trainer.parse.base import Reply
     from trainer.template import Template
 
 UNLIMITED = 2**31
@@ -115,22 +115,13 @@ def _find_difference(template: Template, ids: Sequence[int], turn: Message) -> s
     if reply.problems:
         return f"is not read back as calls: {reply.problems[0]}"
     calls = turn.get("tool_calls") or ()
-    wanted = [(call["function"]["name"], _read_arguments(call["function"]["arguments"])) for call in calls]
-    found = [(call.name, _read_arguments(call.arguments)) for call in reply.calls]
+    wanted = [(call["function"]["name"], parse_arguments(call["function"]["arguments"])) for call in calls]
+    found = [(call.name, parse_arguments(call.arguments)) for call in reply.calls]
     if wanted != found:
         return f"has the calls {_show_calls(wanted)}, but the parser {template.parser.name} reads {_show_calls(found)}"
-    return "" if wanted or _has_answer(reply) else "is only reasoning: there is neither an answer nor a call after it"
-
-
-def _has_answer(reply: Reply) -> bool:
-    return bool(reply.content.strip())
-
-
-def _read_arguments(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
+    if wanted or reply.content.strip():
+        return ""
+    return "is only reasoning: there is neither an answer nor a call after it"
 
 
 def _show_calls(calls: Sequence[tuple[str, Any]]) -> str:
@@ -245,7 +236,7 @@ class TraceStepper:
 
     async def step(self, turn: Turn) -> Step:
         left = islice(self.task.rest, self._place, None)
-        messages = tuple(_take_answers(left))
+        messages = tuple(takewhile(lambda message: message["role"] != "assistant", left))
         self._place += len(messages) + 1
         author = Author.TOOL if messages and messages[0]["role"] == "tool" else Author.FEEDBACK
         return Step(author, messages, source="trace")
@@ -255,10 +246,3 @@ class TraceStepper:
         weights = [message.get(WEIGHT, 1) for message in self.task.turns]
         spans = zip(self.turns, weights, strict=True)
         return RolloutEnd(excluded_spans=[() if weight else ((0, len(ids)),) for ids, weight in spans])
-
-
-def _take_answers(messages: Iterator[Message]) -> Iterator[Message]:
-    for message in messages:
-        if message["role"] == "assistant":
-            return
-        yield message

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from gateway.types import ToolCall
 from trainer.ledger import BRANCH, Author, Ledger
 from trainer.parse.base import Reply
 from trainer.template.chat_template import Tool
@@ -197,12 +197,12 @@ def _call_texts(reply: Reply) -> list[tuple[str, str]]:
 
 
 def _call_values(reply: Reply) -> list[tuple[str, object]]:
-    return [(call.name, parse_arguments(call)) for call in reply.calls]
+    return [(call.name, parse_arguments(call.arguments)) for call in reply.calls]
 
 
-def parse_arguments(call: ToolCall) -> object:
+def parse_arguments(arguments: Any) -> Any:
     """A call's arguments as data, or as text if they are not JSON."""
     try:
-        return json.loads(call.arguments)
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
-        return call.arguments
+        return arguments

@@ -126,6 +126,9 @@ def _is_medium(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in MEDIA_PART_TYPES and set(part) != {"type"}
 
 
+_SEE_NEXT = {"type": "text", "text": "[image: see the next message]"}
+
+
 def _move_to_user_message(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Moves images of consecutive tool messages into a user message after them."""
     images: list[dict[str, Any]] = []
@@ -136,14 +139,10 @@ def _move_to_user_message(messages: Sequence[dict[str, Any]]) -> Iterator[dict[s
         if message["role"] == "tool" and isinstance(message["content"], list):
             content = message["content"]
             images += [part for part in content if part["type"] == "image"]
-            message = {**message, "content": [_refer_to_next(part) for part in content]}
+            message = {**message, "content": [_SEE_NEXT if part["type"] == "image" else part for part in content]}
         yield message
     if images:
         yield {"role": "user", "content": images}
-
-
-def _refer_to_next(part: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "text", "text": "[image: see the next message]"} if part["type"] == "image" else part
 
 
 def join_text(message: Message) -> Message:

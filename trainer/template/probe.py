@@ -74,7 +74,7 @@ def probe(
     """
     if tools and not template.chat.writes_calls:  # All other checks of tools would fail for the same reason.
         findings = probe(template, tools=False, feedback=feedback, system=system).findings
-        return ProbeReport((*findings, _report_no_calls(template)))
+        return ProbeReport((*findings, Finding("tools", False, NO_CALLS, template.calls_remedy)))
     task, used = _TASK if system else _TASK[1:], [_TOOL] if tools else []
     turns = [_text_turn("A bird."), *([_calling_turn(_make_calls(1))] if tools else [])]
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
@@ -132,10 +132,6 @@ def _check_end_of_turn(template: Template, turns: Sequence[Message]) -> Iterator
                 f"the template ends a turn with {end!r}, which would not stop the policy",
                 "add its id to `eos_token_id` in the model's generation_config.json",
             )
-
-
-def _report_no_calls(template: Template) -> Finding:
-    return Finding("tools", False, NO_CALLS, template.calls_remedy)
 
 
 def _check_tools(template: Template, task: Sequence[Message]) -> Iterator[Finding]:
@@ -265,8 +261,8 @@ def _parses(template: Template, task: Sequence[Message], calls: Sequence[ToolCal
         parsed = template.parse_turn(render_reply(template, task, _calling_turn(calls), [_TOOL])).calls
     except TemplateError:
         return False
-    expected = [(call.name, parse_arguments(call)) for call in calls]
-    return [(call.name, parse_arguments(call)) for call in parsed] == expected
+    expected = [(call.name, parse_arguments(call.arguments)) for call in calls]
+    return [(call.name, parse_arguments(call.arguments)) for call in parsed] == expected
 
 
 def _check_control_tokens(template: Template, turns: Sequence[Message]) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from queue import Full, Queue
@@ -182,8 +183,7 @@ class Reporters:
         packages = import_packages(names)
         self._threads = [_ReporterThread(TENSORBOARD, lambda: TensorBoardWriter(folder / TENSORBOARD), warn)]
         for name, package in packages.items():
-            open_reporter = _bind_reporter(REPORTERS[name], package, reported_run)
-            self._threads.append(_ReporterThread(name, open_reporter, warn))
+            self._threads.append(_ReporterThread(name, partial(REPORTERS[name], package, reported_run), warn))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Queues a step's metrics and returns at once. Values that are not finite are left out."""
@@ -261,9 +261,3 @@ def _import_package(name: str) -> Any:
             field="report",
             remedy=f"pip install {name}, or leave it out",
         ) from error
-
-
-def _bind_reporter(
-    make: Callable[[Any, ReportedRun], Reporter], package: Any, reported_run: ReportedRun
-) -> Callable[[], Reporter]:
-    return lambda: make(package, reported_run)

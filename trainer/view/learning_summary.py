@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
+from operator import itemgetter
 
 from rich.text import Text
 
@@ -177,15 +178,11 @@ def _format_idle(metrics: Mapping[str, float]) -> Iterator[StyledText]:
     for prefix, label in (("distributed/idle/", ""), ("workers/idle/", "worker ")):
         idle = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
         if idle:
-            (least, low), (most, high) = min(idle.items(), key=_by_value), max(idle.items(), key=_by_value)
+            (least, low), (most, high) = min(idle.items(), key=itemgetter(1)), max(idle.items(), key=itemgetter(1))
             names = [f"{label}{to_line(name).replace('_', ' ')}" for name in (least, most)]
             yield f"{names[0]} {low:.0%} to {names[1]} {high:.0%}", ""
     if "distributed/imbalance" in metrics:
         yield f"busiest rank {metrics['distributed/imbalance']:.2f} of the mean", ""
-
-
-def _by_value(item: tuple[str, float]) -> float:
-    return item[1]
 
 
 def _join_plain(pieces: Iterable[StyledText]) -> str:

@@ -87,11 +87,16 @@ def progress_bar(done: float, total: int) -> RenderableType:
     """A bar with its count, of what is done whole; only the count if the total is unknown."""
     if not total:
         return Text(f"{int(done):,}")
+    drawn = ProgressBar(total, done, style="bright_black", complete_style="green", finished_style="green")
+    return with_text(drawn, Text.assemble((f"{int(done):,}", "bold"), f" of {total:,}"))
+
+
+def with_text(content: RenderableType, text: Text) -> Table:
+    """A row with a text at its right end."""
     row = Table.grid(padding=(0, 1), expand=True)
     row.add_column(ratio=1)
     row.add_column(no_wrap=True, justify="right")
-    drawn = ProgressBar(total, done, style="bright_black", complete_style="green", finished_style="green")
-    row.add_row(drawn, Text.assemble((f"{int(done):,}", "bold"), f" of {total:,}"))
+    row.add_row(content, text)
     return row
 
 

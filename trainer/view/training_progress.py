@@ -11,7 +11,6 @@ from math import fsum
 
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from trainer.engine.base import Generation
@@ -30,6 +29,7 @@ from trainer.view.panel import (
     labeled_rows,
     progress_bar,
     rollout_rows,
+    with_text,
 )
 from trainer.view.progress import Display, TokenRate, log, make_status
 from trainer.view.text import to_printable
@@ -73,11 +73,7 @@ class UpdatePasses:
 
     def row(self) -> RenderableType:
         """A row of the panel."""
-        row = Table.grid(padding=(0, 1), expand=True)
-        row.add_column(ratio=1)
-        row.add_column(no_wrap=True, justify="right")
-        row.add_row(progress_bar(self.passes, self.total), Text(f"micro-batches{self._describe_pace()}"))
-        return row
+        return with_text(progress_bar(self.passes, self.total), Text(f"micro-batches{self._describe_pace()}"))
 
     def _describe_pace(self) -> str:
         return f", {self.tokens_per_s:,.0f} tokens per s" if self.passes >= LEAST_SHARE else ""

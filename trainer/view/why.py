@@ -105,7 +105,8 @@ def explain_token(
     index = _ledger_index(shown, ledger)
     tokens = shown.ledgers[index]
     entry, turn = tokens.entry_at(token), tokens.turn_at(token)
-    credit = _find_credit(credited, index, tokens.to_expanded(token)) if entry.author is Author.POLICY else None
+    credits = credited.expand(index)[tokens.to_expanded(token) :] if entry.author is Author.POLICY else ()
+    credit = next(iter(credits), None)
     offset = token - max(start for start in tokens.starts if start <= token)
     answers = () if turn is None else tokens.rewards[turn]
     trained, reason = explain_training(shown, entry, answers, credit, credited.untrained_reason, [offset])
@@ -153,10 +154,6 @@ def _describe_media(ledger: Ledger, token: int) -> str:
     return ""
 
 
-def _find_credit(credited: RolloutCredit, ledger: int, token: int) -> CreditSpan | None:
-    return next(iter(credited.expand(ledger)[token : token + 1]), None)
-
-
 def explain_training(
     rollout: Rollout,
     entry: Entry,
@@ -180,7 +177,8 @@ def explain_training(
         return False, f"the policy wrote it, but {untrained_reason}"
     if credit is not None and not credit[2]:
         return False, explain_zero_weight(entry, range(len(entry.ids)) if offsets is None else offsets)
-    reward = _describe_reward(rollout, answers)
+    answered = f"; its turn got {', '.join(f'{value:g}' for value in answers)}" if answers else ""
+    reward = f"the rollout's reward {rollout.reward:.4g} ({format_rewards(rollout)}){answered}"
     if credit is not None and not credit[1]:
         reason = f"the policy wrote it, and it is trained with {reward}"
         return True, f"{reason}; its advantage is 0, since its group has equal rewards"
@@ -212,11 +210,6 @@ def explain_zero_weight(entry: Entry, offsets: Sequence[int]) -> str:
         f"the policy wrote it, but a plug-in excluded it from training (tokens {ranges} of the turn, from 0), or"
         " `algorithm.credit.trained_turns` gives it no weight (the others)"
     )
-
-
-def _describe_reward(rollout: Rollout, answers: Sequence[float]) -> str:
-    answered = f"; its turn got {', '.join(f'{value:g}' for value in answers)}" if answers else ""
-    return f"the rollout's reward {rollout.reward:.4g} ({format_rewards(rollout)}){answered}"
 
 
 def _format_lines(report: TokenReport) -> list[str]:
