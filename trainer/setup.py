@@ -233,12 +233,7 @@ def _default_stepper(settings: BaseRolloutSettings) -> Stepper:
 def load_data(settings: BaseRolloutSettings, name: str, split: str = "train") -> RowTasks:
     """The tasks that `name` means as `data`: those of a plug-in's section, or of a file or data set."""
     rows = next((rows for part in settings.parts if (rows := part.find_rows(name)) is not None), name)
-    return load_rows(
-        rows,
-        system=settings.system,
-        split=split,
-        columns=settings.columns,
-    )
+    return load_rows(rows, system=settings.system, split=split, columns=settings.columns)
 
 
 def make_sampling(settings: BaseRolloutSettings) -> Sampling:

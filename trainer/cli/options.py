@@ -152,8 +152,7 @@ McpOption = Annotated[
 ]
 ENVIRONMENT_FORMS = "gymnasium:NAME|textarena:NAME|openenv:URL|verifiers:PACKAGE"
 EnvironmentOption = Annotated[
-    str | None,
-    typer.Option(metavar=ENVIRONMENT_FORMS, help="An environment of another framework."),
+    str | None, typer.Option(metavar=ENVIRONMENT_FORMS, help="An environment of another framework.")
 ]
 OverrideWords = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/NAME.")]

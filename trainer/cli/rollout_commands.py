@@ -52,8 +52,7 @@ def rollout(
 
 @app.command(rich_help_panel=RUN_PANEL)
 def replay(
-    run: RunFolder,
-    step: Annotated[int | None, typer.Argument(help="The step to replay, for a training run.")] = None,
+    run: RunFolder, step: Annotated[int | None, typer.Argument(help="The step to replay, for a training run.")] = None
 ) -> None:
     """Replay a recorded run from its tape, without engine, network or API keys, and compare every token id.
 

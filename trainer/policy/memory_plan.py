@@ -107,12 +107,7 @@ def plan_memory(
 
 
 def plan_other_rank(
-    folder: Path,
-    update: UpdateSettings,
-    algorithm: AlgorithmSettings,
-    shards: int,
-    tokens: int,
-    distributed: Any,
+    folder: Path, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int, distributed: Any
 ) -> tuple[MemoryPart, ...]:
     """The memory of a rank without an engine: `shards` ranks share a copy of the training state, and a row has up to
     `tokens`. `distributed` are the settings of ranks."""
@@ -270,10 +265,7 @@ def plan_update_pass(model: Any, update: UpdateSettings, longest: int, shared_by
             note,
         ),
         MemoryPart(
-            f"logits of {update.logits_chunk} tokens",
-            LOGITS_COPIES * logits + gradients,
-            LOWER_CHUNK,
-            ("pass",),
+            f"logits of {update.logits_chunk} tokens", LOGITS_COPIES * logits + gradients, LOWER_CHUNK, ("pass",)
         ),
     ]
 

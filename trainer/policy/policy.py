@@ -36,15 +36,7 @@ from trainer.policy.optimizers import (
 from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import ONE_RANK, Ranks
 from trainer.policy.settings import Checkpointing, CriticSettings, PolicyError, UpdateSettings
-from trainer.policy.shards import (
-    MODEL,
-    POLICY_FILE,
-    TrainedPart,
-    has_shards,
-    load_parts,
-    read_steps,
-    saved_tensors,
-)
+from trainer.policy.shards import MODEL, POLICY_FILE, TrainedPart, has_shards, load_parts, read_steps, saved_tensors
 from trainer.pretrained import ModelCodeError
 from trainer.vision.image_processor import ImageProcessor
 

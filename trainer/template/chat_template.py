@@ -64,12 +64,8 @@ class ChatTemplate:
         kwargs: Mapping[str, Any],
         calls: CallFormat = "template",
     ) -> None:
-        self.hf_tokenizer, self.tokenizer, self._template, self._kwargs = (
-            hf_tokenizer,
-            tokenizer,
-            template,
-            dict(kwargs),
-        )
+        self.hf_tokenizer, self.tokenizer = hf_tokenizer, tokenizer
+        self._template, self._kwargs = template, dict(kwargs)
         self.call_format = calls
         self._cache: RenderCache[bytes, str] = RenderCache()
         # All rollouts have the same tools, and a server may have hundreds.

@@ -14,10 +14,7 @@ from trainer.template.template import Template
 CURES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("`template.sanity: ignore_strippable`", {"sanity": "ignore_strippable"}),
     ("`template.history: inference_template`", {"history": "inference_template"}),
-    (
-        "`template.chat_template_kwargs: {enable_thinking: false}`",
-        {"chat_template_kwargs": {"enable_thinking": False}},
-    ),
+    ("`template.chat_template_kwargs: {enable_thinking: false}`", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("`template.calls: text`", {"calls": "text"}),
 )
 """Settings as they are written in a run file, and their values; those that change least come first."""

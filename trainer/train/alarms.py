@@ -157,9 +157,7 @@ def check_learning_signal(given: AlarmInput) -> str | None:
         )
     effect = "only the KL term trained" if given.latest.get("update/tokens") else "the step changed nothing"
     return format_alarm(
-        f"no group has a learning signal: the rewards within each group are all equal, so {effect}",
-        cause,
-        remedy,
+        f"no group has a learning signal: the rewards within each group are all equal, so {effect}", cause, remedy
     )
 
 

@@ -163,10 +163,7 @@ async def _replay_rollouts(job: Job, step: _RecordedStep, log: Callable[[str], N
 
 
 def _replay_updates(
-    job: Job,
-    checkpoint: Checkpoint | None,
-    recorded: Mapping[int, _RecordedStep],
-    console: Console,
+    job: Job, checkpoint: Checkpoint | None, recorded: Mapping[int, _RecordedStep], console: Console
 ) -> Mapping[str, float]:
     """Repeats the updates from the last checkpoint before the step; returns the metrics of the step's update."""
     policy = Policy.load(job.model, job.settings.update)

@@ -162,12 +162,7 @@ class ServerProcess:
     """Started and stopped by one task. `notify` gets progress messages; the server's output is appended to `log`."""
 
     def __init__(
-        self,
-        model: Path,
-        options: ServerOptions = ServerOptions(),
-        *,
-        log: Path,
-        notify: Notify = lambda _: None,
+        self, model: Path, options: ServerOptions = ServerOptions(), *, log: Path, notify: Notify = lambda _: None
     ) -> None:
         self.model, self.options, self.log, self.notify = model, options, log, notify
         self.url = ""

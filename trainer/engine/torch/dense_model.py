@@ -108,12 +108,7 @@ class DenseModel:
         return F.embedding(ids, self._weights["embed"]).to(self.shape.dtype)
 
     def _run_layers(
-        self,
-        x: Tensor,
-        rotation: Rotation,
-        plan: Plan,
-        kv_cache: KVCache,
-        deepstack: Sequence[Tensor] = (),
+        self, x: Tensor, rotation: Rotation, plan: Plan, kv_cache: KVCache, deepstack: Sequence[Tensor] = ()
     ) -> Tensor:
         """The logits that the plan wants; `deepstack` tensors are added after the first layers."""
         for index, layer in enumerate(self._layers):
@@ -242,12 +237,7 @@ class DenseVisionModel(DenseModel):
     """A dense model with its vision encoder. Images are encoded one by one, so the batch does not affect features."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        family: VisionFamily,
-        holding: Holding = "copied",
-        *,
-        deterministic: bool = True,
+        self, model: PreTrainedModel, family: VisionFamily, holding: Holding = "copied", *, deterministic: bool = True
     ) -> None:
         super().__init__(model, holding, deterministic=deterministic)
         self._family = family
