@@ -160,7 +160,7 @@ def test_no_command_runs_code_of_a_models_folder(run: RunCommand, mark: Path) ->
     data = "--data", "rows.jsonl"
     Path("rows.jsonl").write_text('{"prompt": "Who?", "ground_truth": "You."}\n')
     for code, *words in (
-        (2, "--config", "run.yaml", "--dry-run"),
+        (2, "--config", "run.yaml", "--out", "other", "--dry-run"),
         (2, "--config", "run.yaml", "--out", "other"),
         (2, "eval", "run"),
         (2, "replay", "run", "1"),

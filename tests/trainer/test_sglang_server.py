@@ -264,7 +264,7 @@ def served(model: Path, *options: str, replicas: int = 2, trainer_gpus: int = 0)
     """The GPU flags of each server that would be started."""
     serving = engines.leave_gpus(ServingSettings(replicas=replicas, options=options), trainer_gpus)
     settings = BaseRolloutSettings(engine="sglang", serving=serving)
-    engine: Any = engines._make_sglang_engine("sglang", settings, model, Path("logs"), NO_REFERENCE, print)
+    engine: Any = engines._make_sglang_engine(settings, model, Path("logs"), NO_REFERENCE, print)
     return [server.options.extra[len(serving.options) :] for server in engine._servers]
 
 

@@ -81,6 +81,8 @@ def _to_plain(value: Any) -> Any:
 
 TAPES = "tapes"
 RUNS = Path("runs")
+NAME_CHARS = 100
+"""Of a name that a run's folder gets from its model or data."""
 LOCK = ".lock"
 CHANGEABLE_SETTINGS = frozenset(
     {
@@ -109,7 +111,7 @@ GIT_S = 5.0
 
 def next_free_folder(name: str) -> Path:
     """The next folder in `runs/` that does not exist yet."""
-    number = 1
+    number, name = 1, name[:NAME_CHARS]
     while (folder := RUNS / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
     return folder
