@@ -83,8 +83,6 @@ def sft(
         if (data is None) == (from_run is None) and not (config and source is None):
             raise ConfigError("name either --data or --from", remedy="mtrl-train sft --data FILE --model PATH")
         values = _run_values(from_run) if from_run is not None else {}
-        if tools is not None:
-            values.pop("environment", None)  # It has its own.
         return _load(config, values, given | {"data": source}, traces, (epochs, steps, lr, ranks), overrides or ())
 
     with keep_exit_code(), report_errors(), prepare_run(load, dry_run=dry_run) as run:
@@ -121,6 +119,10 @@ def _load(
     epochs, steps, lr, ranks = numbers
     file = find_run_file(config) if config is not None else None
     content = read_run_file(file)
+    named = {*content, *(name for name, value in given.items() if value is not None)}
+    named |= {word.partition("=")[0] for word in words}
+    if not named.isdisjoint(("tools", "stepper")):
+        values = {name: value for name, value in values.items() if name != "environment"}  # It has its own.
     options: dict[str, Any] = {name: value for name, value in values.items() if name not in content}
     options |= {name: value for name, value in given.items() if value is not None}
     options["sft"] = (content.get("sft") or {}) | {name: value for name, value in traces.items() if value is not None}
@@ -132,7 +134,7 @@ def _load(
     if steps is not None:
         options["steps"] = steps
     settings = load_settings(TrainSettings, file, options, overrides=words)
-    if not {"steps"} & {*options, *content, *(word.partition("=")[0] for word in words)} and settings.sft is not None:
+    if not {"steps"} & {*options, *named} and settings.sft is not None:
         count = len(load_traces(settings, settings.data, TraceOptions(**settings.sft.model_dump())))
         settings = settings.model_copy(update={"steps": max(1, ceil(count * epochs / settings.prompts))})
     return settings, "sft"

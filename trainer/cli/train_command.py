@@ -161,11 +161,10 @@ def prepare_run(
     import anyio
     from rich.console import Console
 
-    from trainer.train.run_folder import choose_run_folder
-
     console = Console()
     if dry_run:
         from trainer.train.dry_run import dry_run as check
+        from trainer.train.run_folder import choose_run_folder
 
         folder = choose_run_folder(settings, name, resume=resume)
         if not anyio.run(partial(check, resume=resume, verbose=verbose), settings, folder, console):
@@ -176,6 +175,8 @@ def prepare_run(
         words = [*(["--verbose"] if verbose else []), *(option.name for option in company)]
         train_with_restarts(settings, name, words, resume=resume)
     end_with_parent()
+    from trainer.train.run_folder import choose_run_folder
+
     folder = choose_run_folder(settings, name, resume=resume)
     console.print(f"the run is {folder}", markup=False, highlight=False)
     with report_errors(stopped=partial(_describe_stop, folder)), ExitStack() as stack:

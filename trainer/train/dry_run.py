@@ -31,7 +31,7 @@ from trainer.train.job import Job, open_job
 from trainer.train.preflight import choose_micro_batch, find_problems, offered_specs, plan_job
 from trainer.train.rehearsal import rehearse
 from trainer.train.reporters import import_packages
-from trainer.train.run_folder import RunFolder
+from trainer.train.run_folder import RunFolder, require_own_folder, require_writable
 from trainer.train.settings import TrainSettings
 from trainer.train.start import find_checkpoint
 from trainer.view.progress import show_warm_start
@@ -47,17 +47,18 @@ async def dry_run(
 ) -> bool:
     """Returns True if the run could start. A demo model that does not exist yet is built, since the checks need it."""
     import_packages(settings.report)
-    with RunFolder(path, settings.checkpoint.keep) as folder:
-        find_checkpoint(folder, settings, console, resume=resume)
+    require_own_folder(path)
+    require_writable(path)
+    find_checkpoint(RunFolder(path), settings, console, resume=resume)
     show = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     async with AsyncExitStack() as stack:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
         await to_thread.run_sync(choose_micro_batch, job)
-        findings = [*await _try_parts(job), *[await _try_server(url) for url in settings.engine_urls]]
+        findings = await _try_parts(job)
         findings = [*findings, *await to_thread.run_sync(lambda: list(find_problems(job)))]
         rehearsed, rollout = await _rehearse(job, is_in_order=all(finding.grade != "wrong" for finding in findings))
-        findings += rehearsed
+        findings += [*rehearsed, *[await _try_server(url) for url in settings.engine_urls]]
         wrong = sum(finding.grade == "wrong" for finding in findings)
         verdict = f"{format_count(wrong, 'problem')} to fix" if wrong else "no problems found"
         show(verdict + "\n" * bool(findings))
@@ -94,7 +95,7 @@ async def _try_parts(job: Job) -> list[Finding]:
 
 async def _try_server(url: str) -> Finding:
     """Whether an SGLang server that runs already, or each behind a router, can be used."""
-    from trainer.engine.sglang.http_client import SGLangClient
+    from trainer.engine.sglang.http_client import ServerUnavailable, SGLangClient
     from trainer.engine.sglang.routing import router_backends
     from trainer.engine.sglang.server_features import read_server_info
 
@@ -105,7 +106,9 @@ async def _try_server(url: str) -> Finding:
             async with SGLangClient(address) as server:
                 release = (await read_server_info(server))["version"]
     except EngineError as error:
-        return Finding("wrong", f"`engine`: {error}", "start the server, or name the address of one that runs")
+        is_away = isinstance(error, ServerUnavailable)
+        remedy = "start the server, or name the address of one that runs" if is_away else "name another server"
+        return Finding("wrong", f"`engine`: {error}", remedy)
     behind = f", a router of {format_count(len(backends), 'server')}" if backends else ""
     return Finding("ok", f"SGLang {release} answers at {url}{behind}")
 

@@ -136,9 +136,8 @@ def _find_warnings(job: Job) -> Iterator[Finding]:
     if unusual := find_unusual_rate(settings.update, job.parameters):
         yield Finding("note", *unusual)
     limit, shape = settings.limits.rollout_tokens, load_meta_model(job.model).config.get_text_config()
-    if limit > (positions := getattr(shape, "max_position_embeddings", limit)):
-        problem = f"limits.rollout_tokens is {limit:,}, but the model knows {positions:,} positions"
-        problem += " and learns traces beyond them badly" if settings.sft is not None else ": rollouts end there"
+    if limit > (positions := getattr(shape, "max_position_embeddings", None) or limit):
+        problem = f"limits.rollout_tokens is {limit:,}, but the model's configuration has {positions:,} positions"
         yield Finding("note", problem, f"set `limits.rollout_tokens` to {positions} or less")
     if forecast := forecast_checkpoints(settings, job.model, job.parameters, settings.out or RUNS):
         yield Finding("note", *forecast)

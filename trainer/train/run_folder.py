@@ -20,6 +20,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -48,7 +49,7 @@ Fingerprint = Mapping[str, str]
 def fingerprint_tasks(job: Job) -> Fingerprint:
     """The hash of each source of rows; what is generated, or given as Python objects, has none."""
     settings = job.settings
-    if any(part.brings_rows for part in settings.parts):
+    if settings.sft is None and any(part.brings_rows for part in settings.parts):
         return {}
     stages = dict.fromkeys(stage.data for stage in settings.curriculum.stages)
     named = {name or settings.data: job.tasks.train[name] for name in stages}
@@ -81,7 +82,7 @@ def _to_plain(value: Any) -> Any:
 
 TAPES = "tapes"
 RUNS = Path("runs")
-NAME_CHARS = 100
+NAME_BYTES = 200
 """Of a name that a run's folder gets from its model or data."""
 LOCK = ".lock"
 CHANGEABLE_SETTINGS = frozenset(
@@ -111,7 +112,7 @@ GIT_S = 5.0
 
 def next_free_folder(name: str) -> Path:
     """The next folder in `runs/` that does not exist yet."""
-    number, name = 1, name[:NAME_CHARS]
+    number, name = 1, os.fsdecode(os.fsencode(name)[:NAME_BYTES])
     while (folder := RUNS / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
     return folder
@@ -159,6 +160,17 @@ def require_own_folder(path: Path) -> None:
         raise ConfigError(problem, file=path, field="out", remedy="name a new folder with --out")
 
 
+def require_writable(path: Path) -> None:
+    """Raises ConfigError if the run's folder cannot be made, or nothing be written in it; leaves nothing there."""
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    try:
+        with TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:
+        problem, remedy = f"cannot be written in ({error.strerror})", "name another folder with --out"
+        raise ConfigError(problem, file=existing, field="out", remedy=remedy) from error
+
+
 def is_run_folder(path: Path) -> bool:
     """Whether a run was started in a folder; a start that was killed leaves its lock."""
     return (path / RUN_INFO_FILE).exists() or (path / LOCK).exists()
@@ -177,12 +189,9 @@ class RunFolder:
         self.path = path
         self.checkpoints = Checkpoints(path, keep)
         self._lock = -1
-        self._made: list[Path] = []
-        """The folders that did not exist before, innermost first."""
 
     def __enter__(self) -> Self:
         require_own_folder(self.path)
-        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -207,8 +216,7 @@ class RunFolder:
         if not list_run_files(self.path):  # The lock says that those are a run's.
             (self.path / LOCK).unlink(missing_ok=True)
         with suppress(OSError):
-            for folder in self._made or [self.path]:
-                folder.rmdir()
+            self.path.rmdir()
 
     @property
     def has_run(self) -> bool:

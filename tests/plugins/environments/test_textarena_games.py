@@ -143,3 +143,7 @@ def test_games_of_a_run_are_learned_with_their_environment_and_evaluated_on_it(r
     finally:
         stop_hosts()
     assert "step 1 of 1; loss" in said and "2 held-out tasks" in said
+    Path("other.json").write_text(json.dumps({"tools": []}))
+    for own in (("tools=[]",), ("--config", "other.json")):  # They take the environment's place.
+        said = run("sft", "--from", "runs/played", "--where", "reward > 9", *own, code=2).output
+        assert "no rollout where reward > 9" in said and "exclude each other" not in said

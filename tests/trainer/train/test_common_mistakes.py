@@ -376,7 +376,7 @@ async def test_a_limit_that_prompts_exceed_is_compared_with_the_longest_and_the_
 
 async def test_rollouts_that_may_grow_beyond_the_models_positions_are_told(job: Job) -> None:
     finding = only([*find_problems(with_settings(job, limits=RolloutLimits(rollout_tokens=513)))])
-    assert finding.grade == "note" and "the model knows 512 positions: rollouts end there" in finding.text
+    assert finding.grade == "note" and "the model's configuration has 512 positions" in finding.text
 
 
 async def test_adapters_for_layers_that_the_model_lacks_are_refused_even_beside_ones_that_it_has(job: Job) -> None:

@@ -106,9 +106,10 @@ def test_dry_run_refuses_what_the_run_would_refuse_later(run: Run, whole: Path, 
     run("--resume", "--out", whole / "r", "--dry-run")
     changed = run("--resume", "--out", whole / "r", "seed=1", "--dry-run", code=2)
     assert "the run has other settings: seed" in changed
-    assert "/proc/run: --out: cannot be used" in run("--config", job, "--out", "/proc/run", "--dry-run", code=2)
+    assert "/proc: out: cannot be written in" in run("--config", job, "--out", "/proc/run", "--dry-run", code=2)
     words = ("--config", job, "--out", "a/b", "--dry-run", f"engine=http://127.0.0.1:{free_tcp_port}")
-    assert "cannot be reached" in run(*words, code=1) and not Path("a").exists()
+    output = run(*words, code=1)
+    assert "cannot be reached" in output and "turn 0: policy" in output and not Path("a").exists()
 
 
 def test_mistake_is_reported_before_heavy_imports(place: Path) -> None:
