@@ -92,7 +92,7 @@ REAL_STARTS: Mapping[str, RealStart] = {
         ("steps=12", "limits.rollout_tokens=512"), "step > 8 and invalid == 0 and reward > 100 and reward < 172", 80
     ),
     "guess": RealStart(("steps=25", "limits={turn_tokens: 16, rollout_tokens: 640}")),
-    "lake": RealStart(("steps=15", "limits.rollout_tokens=768"), "reward >= 1 and step > 40 and invalid == 0", 60),
+    "lake": RealStart(("steps=40", "limits.rollout_tokens=768"), "reward >= 1 and step > 40 and invalid == 0", 60),
 }
 SEEDS = (0, 1, 2)
 TOKENIZED = 60

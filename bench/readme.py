@@ -385,7 +385,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "bandit": partial(success_by_seed, "bandit.json"),
     "guess": partial(success_by_seed, "guess.json"),
     "lake": partial(success_by_seed, "lake.json"),
-    "smollm2_guess": partial(seeds_with_cost, "smollm2-guess.json"),
+    **{f"smollm2_{game}": partial(seeds_with_cost, f"smollm2-{game}.json") for game in ("guess", "lake", "bandit")},
     "tasksets": tasksets,
     "shell": partial(success_by_seed, "shell.json"),
     "algorithms": algorithms,
