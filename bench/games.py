@@ -101,8 +101,9 @@ WARM_STEPS = 400
 """Steps on games that were played at random."""
 LR = 2e-3
 SMOLLM2 = ("prompts=8", "update.lr=2e-5", "update.warmup_steps=2")
-"""Changes of all jobs for SmolLM2, and those for a CPU."""
+"""Changes of all jobs for SmolLM2."""
 ON_CPU = ("update.micro_batch_tokens=1024", "update.dtype=bfloat16")
+"""Changes of these jobs, and of what it is shown, for a CPU."""
 LAST_MOVES = 320
 """Games that were won, of which it is shown the last move."""
 LAST_MOVES_LR, GAMES_LR = 1e-4, 2e-4
@@ -192,9 +193,10 @@ def show_games(name: str, seed: int, steps: int | None, folder: Path) -> tuple[P
     tiny, run = folder / "tiny", folder / "shown"
     tiny.mkdir()
     learned = train_seed(name, steps, False, seed, tiny)
-    shown, shown_steps = REAL_STARTS[name].shown, REAL_STARTS[name].shown_steps
-    given = ["sft", "--from", str(tiny / "run"), "--where", shown if steps is None else "invalid == 0"]
-    given += ["--model", str(fetch_model(print)), "--steps", str(steps or shown_steps), "--batch", str(GAMES_BATCH)]
+    start = REAL_STARTS[name]
+    given = ["sft", "--from", str(tiny / "run"), "--where", start.shown if steps is None else "invalid == 0"]
+    given += ["--model", str(fetch_model(print)), "--steps", str(steps or start.shown_steps)]
+    given += ["--batch", str(GAMES_BATCH)]
     given += ["--lr", str(GAMES_LR), "--seed", str(seed), "--out", str(run), *ON_CPU]
     given += ["update.warmup_steps=3", "update.lr_scheduler=linear", "checkpoint.every=1000"]
     _, core_s = run_command(given, folder, threads=THREADS)

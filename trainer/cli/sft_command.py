@@ -134,7 +134,7 @@ def _load(
     if steps is not None:
         options["steps"] = steps
     settings = load_settings(TrainSettings, file, options, overrides=words)
-    if not {"steps"} & {*options, *named} and settings.sft is not None:
+    if "steps" not in {*options, *named} and settings.sft is not None:
         count = len(load_traces(settings, settings.data, TraceOptions(**settings.sft.model_dump())))
         settings = settings.model_copy(update={"steps": max(1, ceil(count * epochs / settings.prompts))})
     return settings, "sft"

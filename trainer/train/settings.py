@@ -148,10 +148,10 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
         evaluation = values.get("evaluation") or {}
         has_tasks = isinstance(evaluation, dict) and evaluation.get("data") is not None
         if isinstance(evaluation, dict) and not has_tasks:
-            # Without an environment, which may have tasks, it generates nothing.
-            idle = {"engine": "torch", "engine_dtype": "float32", "concurrency": {"running_requests": 1}}
-            idle = idle if values.get("environment") is None else {}
-            values = idle | values | {"evaluation": {"every": 0, **evaluation}}
+            values["evaluation"] = {"every": 0, **evaluation}
+            if values.get("environment") is None:  # It has no tasks, and nothing is generated.
+                idle = {"engine": "torch", "engine_dtype": "float32", "concurrency": {"running_requests": 1}}
+                values = idle | values
         return values
 
     def _check_sft(self) -> None:
